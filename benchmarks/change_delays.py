@@ -20,8 +20,8 @@ from flyball_profiles.examples import load_example_profile
 from flyball_profiles.gpu_windows import load_gpu_window
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.jobs.loop_state import MeasuredDelays
-from flyball_server.planning.plan import FrequencyPlan
 from flyball_server.planning.planner import PlanRequest, make_plan
+from flyball_wire.plan import Plan
 from flyball_wire.plan_options import Effort, PlanOptions
 from gpt3_cells import A100
 from made_profiles import scaled
@@ -74,7 +74,7 @@ def of_length(scale: float, error: float = 0.0) -> StageProfile:
     return scaled(load_example_profile(), factors)
 
 
-def planned(profile: StageProfile) -> FrequencyPlan:
+def planned(profile: StageProfile) -> Plan:
     """The plan of a job that knows the table of the A100."""
     options = PlanOptions(
         blocking_power_w=(A100.blocking_power_w,),
@@ -87,11 +87,11 @@ def planned(profile: StageProfile) -> FrequencyPlan:
 
 
 def measured(
-    truth: StageProfile, known: StageProfile, plan: FrequencyPlan, settings: EmulatedGpuSettings
+    truth: StageProfile, known: StageProfile, plan: Plan, settings: EmulatedGpuSettings
 ) -> MeasuredDelays:
     """Return what a job measures in its first steps on the plan, without the very first."""
     requests = [
-        [one[1:] for one in plan.requests if one.stage == stage]
+        [one[1:] for one in plan.pipelines[0].requests if one.stage == stage]
         for stage in range(len(plan.stages))
     ]
     with planned_ranks(
@@ -100,7 +100,7 @@ def measured(
         iteration_time_s=plan.iteration_time_s,
         blocking_power_w=A100.blocking_power_w,
         settings=settings,
-        requests=requests if plan.requests else (),
+        requests=requests if plan.pipelines[0].requests else (),
     ) as ranks:
         return delays_of_ranks(ranks, plan, known)
 

@@ -34,9 +34,9 @@ from flyball_server.jobs.savings.savings import savings_of
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.contract import JobStore
 from flyball_server.jobs.store.sqlite.sqlite_store import SqliteJobStore
-from flyball_server.planning.plan import FrequencyPlan, PlannedInstruction
 from flyball_server.views.report import get_report
 from flyball_wire.messages import JobSpec
+from flyball_wire.plan import PipelinePlan, Plan, PlannedInstruction, Prediction
 from measured_process import BenchmarkError
 from served_planner import served_planner
 
@@ -263,13 +263,13 @@ def _put_job(store: JobStore, job_id: str, num_ranks: int, num_steps: int) -> No
             writer.name_first_step(job_id, version, -(-version * num_steps // (NUM_VERSIONS + 1)))
 
 
-def _plan(num_stages: int) -> FrequencyPlan:
+def _plan(num_stages: int) -> Plan:
     stage = tuple(
         PlannedInstruction(kind=kind, microbatch=microbatch, frequency_mhz=1410)
         for microbatch in range(8)
         for kind in (InstructionKind.FORWARD, InstructionKind.BACKWARD)
     )
-    return FrequencyPlan(
+    return Plan(
         policy="frontier",
         reconfigure="balanced",
         schedule="1f1b",
@@ -277,11 +277,13 @@ def _plan(num_stages: int) -> FrequencyPlan:
         num_microbatches=8,
         blocking_power_w=(70.0,) * num_stages,
         iteration_time_s=0.3,
-        energy_j=360.0,
-        baseline_iteration_time_s=0.3,
-        baseline_energy_j=400.0,
-        lower_bound_j=359.0,
-        stages=(stage,) * num_stages,
+        pipelines=(PipelinePlan(stages=(stage,) * num_stages),),
+        prediction=Prediction(
+            energy_j=360.0,
+            baseline_iteration_time_s=0.3,
+            baseline_energy_j=400.0,
+            lower_bound_j=359.0,
+        ),
     )
 
 

@@ -21,12 +21,12 @@ from flyball_server.jobs.records import JobRecord, PlanRecord, RankRecord
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.contract import JobStore
 from flyball_server.jobs.store.databases import make_job_store
-from flyball_server.planning.plan import FrequencyPlan, PlannedInstruction
 from flyball_server.prometheus.job_families import JobsCollector
 from flyball_server.prometheus.process_metrics import ProcessMetrics
 from flyball_server.views.job_figures import SharedReading
 from flyball_server.views.job_reading import BUDGET_S, JobReading
 from flyball_wire.messages import JobSpec
+from flyball_wire.plan import PipelinePlan, Plan, PlannedInstruction, Prediction
 
 NUM_STAGES = 8
 NEW_STEPS = 15
@@ -158,13 +158,13 @@ def _rank(job_id: str, rank: int) -> RankRecord:
     )
 
 
-def _plan() -> FrequencyPlan:
+def _plan() -> Plan:
     stage = tuple(
         PlannedInstruction(kind=kind, microbatch=microbatch, frequency_mhz=1410)
         for microbatch in range(NUM_STAGES)
         for kind in (InstructionKind.FORWARD, InstructionKind.BACKWARD)
     )
-    return FrequencyPlan(
+    return Plan(
         policy="frontier",
         reconfigure="balanced",
         schedule="1f1b",
@@ -172,11 +172,13 @@ def _plan() -> FrequencyPlan:
         num_microbatches=NUM_STAGES,
         blocking_power_w=(70.0,) * NUM_STAGES,
         iteration_time_s=0.9,
-        energy_j=6000.0,
-        baseline_iteration_time_s=0.9,
-        baseline_energy_j=6400.0,
-        lower_bound_j=5990.0,
-        stages=(stage,) * NUM_STAGES,
+        pipelines=(PipelinePlan(stages=(stage,) * NUM_STAGES),),
+        prediction=Prediction(
+            energy_j=6000.0,
+            baseline_iteration_time_s=0.9,
+            baseline_energy_j=6400.0,
+            lower_bound_j=5990.0,
+        ),
     )
 
 

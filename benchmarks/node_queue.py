@@ -72,7 +72,7 @@ def plans_of(scale: float) -> list[QueuedPlans]:
         options=PlanOptions(blocking_power_w=(BLOCKING_POWER_W,), transitions=alone, reserve=0.0),
     )
     of_one = make_plan(request)
-    baseline_s = of_one.plan.baseline_iteration_time_s
+    baseline_s = of_one.plan.predicted.baseline_iteration_time_s
     found: list[QueuedPlans] = []
     for num_gpus in NUM_GPUS:
         queued = make_plan(request.with_options(gpus_at_once=num_gpus))
@@ -80,7 +80,9 @@ def plans_of(scale: float) -> list[QueuedPlans]:
         time_s, energy_j = time_and_energy(
             replace(of_one.model, transitions=times), of_one.assignment
         )
-        batch = (EarlyRequestBatch if queued.plan.requests else LateClockSimulator)(queued.model)
+        batch = (EarlyRequestBatch if queued.plan.pipelines[0].requests else LateClockSimulator)(
+            queued.model
+        )
         latest_s = float(batch.judged(np.array([queued.assignment]))[1][0])
         found.append(
             QueuedPlans(
@@ -88,9 +90,9 @@ def plans_of(scale: float) -> list[QueuedPlans]:
                 num_gpus=num_gpus,
                 up_ms=1e3 * times.up_p50_s,
                 alone_slowdown_percent=100 * (time_s / baseline_s - 1),
-                alone_saving_percent=100 * (1 - energy_j / of_one.plan.baseline_energy_j),
+                alone_saving_percent=100 * (1 - energy_j / of_one.plan.predicted.baseline_energy_j),
                 slowdown_percent=100 * (latest_s / baseline_s - 1),
-                saving_percent=queued.plan.saving_percent,
+                saving_percent=queued.plan.predicted.saving_percent,
             )
         )
     return found
@@ -139,7 +141,7 @@ def in_one_node(scale: float) -> list[SharedNode]:
         highest_mhz = max(mhz for stage in clocked for _, _, mhz in stage)
         at_highest = [[(kind, number, highest_mhz) for kind, number, _ in of] for of in clocked]
         requests = [
-            [row[1:] for row in plan.requests if row.stage == stage]
+            [row[1:] for row in plan.pipelines[0].requests if row.stage == stage]
             for stage in range(profile.num_stages)
         ]
         baseline_s, baseline_j = _emulated(profile, at_highest, ())

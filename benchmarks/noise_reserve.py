@@ -43,9 +43,9 @@ from flyball_server.jobs.measurements.timed_steps import (
 )
 from flyball_server.jobs.replanning.plan_request import with_measured_delays
 from flyball_server.planning.documents.recorded_plan import model_of_plan
-from flyball_server.planning.plan import FrequencyPlan
 from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_wire.messages import InstructionReport
+from flyball_wire.plan import Plan
 from flyball_wire.plan_options import PlanOptions, Policy
 from gpt3_cells import A100
 
@@ -105,7 +105,7 @@ def plans_under_noise(num_microbatches: int, noise: float, num_draws: int) -> tu
             NoisyPlan(
                 num_microbatches=num_microbatches,
                 name=name,
-                saving_percent=plan.saving_percent,
+                saving_percent=plan.predicted.saving_percent,
                 slower_percent=100 * float(slower.mean()),
                 error_percent=100
                 * float((times_s - highest_s).std())
@@ -195,7 +195,7 @@ def emulated_plans() -> tuple[EmulatedPlan, ...]:
             EmulatedPlan(
                 name=name,
                 reserve_percent=100 * plan.reserve.share,
-                predicted_saving_percent=plan.saving_percent,
+                predicted_saving_percent=plan.predicted.saving_percent,
                 predicted_slower_percent=choice.slowdown_percent if choice else None,
                 saving_percent=100 * (1 - energy_j / highest_j),
                 slower_percent=100 * (time_s / highest_s - 1),
@@ -204,14 +204,14 @@ def emulated_plans() -> tuple[EmulatedPlan, ...]:
     return tuple(plans)
 
 
-def measured_on(profile: StageProfile, plan: FrequencyPlan) -> MeasuredDelays:
+def measured_on(profile: StageProfile, plan: Plan) -> MeasuredDelays:
     """Return what a job measures in its first steps on a plan, the very first left out."""
     with emulated_ranks(profile, plan) as ranks:
         return delays_of_ranks(ranks, plan, profile)
 
 
 def delays_of_ranks(
-    ranks: Sequence[EmulatedRank], plan: FrequencyPlan, profile: StageProfile
+    ranks: Sequence[EmulatedRank], plan: Plan, profile: StageProfile
 ) -> MeasuredDelays:
     """Run a job's first steps on a plan, and return what it measures in all but the first one."""
     times_s: list[float] = []
@@ -233,7 +233,7 @@ def report_of(timing: InstructionTiming) -> InstructionReport:
 
 
 @contextmanager
-def emulated_ranks(profile: StageProfile, plan: FrequencyPlan) -> Iterator[list[EmulatedRank]]:
+def emulated_ranks(profile: StageProfile, plan: Plan) -> Iterator[list[EmulatedRank]]:
     """Ranks that run a plan with jitter and late clocks."""
     settings = EmulatedGpuSettings.exact_delay(EMULATED_DELAY_MS / 1e3)
     with planned_ranks(
@@ -246,7 +246,7 @@ def emulated_ranks(profile: StageProfile, plan: FrequencyPlan) -> Iterator[list[
         yield ranks
 
 
-def emulated_means(profile: StageProfile, plan: FrequencyPlan) -> tuple[float, float]:
+def emulated_means(profile: StageProfile, plan: Plan) -> tuple[float, float]:
     """Return mean time in s and energy in J of consecutive iterations without the first."""
     with emulated_ranks(profile, plan) as ranks:
         steps = [run_step(ranks, num_stages=len(ranks)) for _ in range(1 + NUM_EMULATED)][1:]

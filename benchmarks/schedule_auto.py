@@ -119,16 +119,17 @@ def _figure(case: Case) -> AutoFigure:
     )
     one_f_one_b = make_plan(request).plan
     chosen = make_plan(request.with_options(schedule="auto")).plan
-    baseline_j = one_f_one_b.baseline_energy_j
-    gap_percent = chosen.gap_percent
+    baseline_j = one_f_one_b.predicted.baseline_energy_j
+    gap_percent = chosen.predicted.gap_percent
     if gap_percent is None:  # policy frontier always knows it
         raise BenchmarkError(f"{case.name}: no bound")
     return AutoFigure(
         case=case.name,
         chosen=chosen.schedule,
-        saving_1f1b_percent=one_f_one_b.saving_percent,
-        saving_auto_percent=100 * (1 - chosen.energy_j / baseline_j),
-        less_than_1f1b_percent=100 * (1 - chosen.energy_j / one_f_one_b.energy_j),
+        saving_1f1b_percent=one_f_one_b.predicted.saving_percent,
+        saving_auto_percent=100 * (1 - chosen.predicted.energy_j / baseline_j),
+        less_than_1f1b_percent=100
+        * (1 - chosen.predicted.energy_j / one_f_one_b.predicted.energy_j),
         time_to_1f1b=chosen.iteration_time_s / one_f_one_b.iteration_time_s,
         gap_percent=gap_percent,
     )

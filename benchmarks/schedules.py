@@ -100,7 +100,7 @@ def _figure(name: str) -> ScheduleFigure:
             options=PlanOptions(blocking_power_w=(A100.blocking_power_w,), schedule=name),
         )
     ).plan
-    gap_percent = plan.gap_percent
+    gap_percent = plan.predicted.gap_percent
     if gap_percent is None:  # policy frontier always knows it
         raise BenchmarkError(f"{name}: no bound")
     return ScheduleFigure(
@@ -109,9 +109,9 @@ def _figure(name: str) -> ScheduleFigure:
         order_ms=1e3 * (generated_s - began_s),
         dag_ms=1e3 * (built_s - generated_s),
         plan_s=time.perf_counter() - built_s,
-        baseline_time_s=plan.baseline_iteration_time_s,
+        baseline_time_s=plan.predicted.baseline_iteration_time_s,
         time_s=plan.iteration_time_s,
-        saving_percent=plan.saving_percent,
+        saving_percent=plan.predicted.saving_percent,
         gap_percent=gap_percent,
     )
 

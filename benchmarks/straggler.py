@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 from benchmark_report import Limit, Report, at_most, run_benchmark, show_progress, table_of
 from flyball_profiles.stage_profile import StageProfile
 from flyball_profiles.stage_profile_csv import read_stage_profile
-from flyball_server.planning.data_parallel import simulate_jointly
 from flyball_server.planning.documents.recorded_plan import model_of_plan
+from flyball_server.planning.model.joint_model import simulate_jointly
 from flyball_server.planning.model.pipeline_model import PipelineModel
-from flyball_server.planning.plan import FrequencyPlan, Slowdown
 from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_server.planning.stragglers.slowed_pipelines import SlowedRequest, make_slowed_plan
+from flyball_wire.plan import Plan, Slowdown
 from flyball_wire.plan_options import Effort, PlanOptions
 from gpt3_cells import A40, A100, NUM_MICROBATCHES, SCHEDULE, Gpu, add_profiles_argument
 from made_profiles import scaled, tile_profile
@@ -135,13 +135,13 @@ def _cells(gpu: Gpu, request: PlanRequest, slowdowns: tuple[float, ...]) -> Iter
                 num_pipelines=num_pipelines,
                 slowdown=slowdown,
                 answer_s=answer_s,
-                gap_percent=plan.gap_percent or 0.0,
-                fastest_time_s=plan.baseline_iteration_time_s,
+                gap_percent=plan.predicted.gap_percent or 0.0,
+                fastest_time_s=plan.predicted.baseline_iteration_time_s,
                 left_time_s=left_time_s,
                 left_energy_j=left_energy_j,
                 time_s=plan.iteration_time_s,
-                energy_j=plan.energy_j,
-                same_time_energy_j=at_same_time.energy_j,
+                energy_j=plan.predicted.energy_j,
+                same_time_energy_j=at_same_time.predicted.energy_j,
             )
 
 
@@ -157,7 +157,7 @@ def _refined(gpu: Gpu, request: PlanRequest) -> Iterator[Refined]:
             size=_size(request),
             num_pipelines=num_pipelines,
             plan_s=time.perf_counter() - began_s,
-            less_percent=100 * (1 - plan.energy_j / first.energy_j),
+            less_percent=100 * (1 - plan.predicted.energy_j / first.predicted.energy_j),
         )
 
 
@@ -169,7 +169,7 @@ def _slowed(request: PlanRequest, num_pipelines: int, slowdown: float) -> Slowed
     return SlowedRequest(request=request, slowdowns=(slow,), num_pipelines=num_pipelines)
 
 
-def _left_as_it_was(slowed: SlowedRequest, before: FrequencyPlan) -> tuple[float, float]:
+def _left_as_it_was(slowed: SlowedRequest, before: Plan) -> tuple[float, float]:
     """Time and energy of an iteration on the plan from before, with the slow GPU."""
     [slow] = slowed.slowdowns
     profile, num_others = slowed.request.profile, slowed.num_pipelines - 1
@@ -183,9 +183,7 @@ def _left_as_it_was(slowed: SlowedRequest, before: FrequencyPlan) -> tuple[float
     return simulation.iteration_time_s, simulation.energy_j
 
 
-def _model(
-    profile: StageProfile, before: FrequencyPlan, share: float
-) -> tuple[PipelineModel, list[int]]:
+def _model(profile: StageProfile, before: Plan, share: float) -> tuple[PipelineModel, list[int]]:
     power_w = tuple(share * power_w for power_w in before.blocking_power_w)
     return model_of_plan(profile, before, power_w)
 

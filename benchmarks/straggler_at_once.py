@@ -14,10 +14,10 @@ from benchmark_report import Limit, Report, at_most, run_benchmark, show_progres
 from flyball_client.api.planner_client import PlannerClient
 from flyball_profiles.examples import EXAMPLE_PROFILE_NAME, load_example_profile
 from flyball_profiles.stage_profile import StageProfile
-from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan, Slowdown
 from flyball_server.planning.planner import PlanRequest
 from flyball_server.planning.stragglers.slowed_pipelines import SlowedRequest, make_slowed_plan
 from flyball_wire.closed_loop import StragglerAnnouncement
+from flyball_wire.plan import Plan, Slowdown
 from flyball_wire.plan_options import Effort, PlanOptions
 from gpt3_cells import A100
 from made_profiles import tile_profile
@@ -105,15 +105,13 @@ def _plans(profile: StageProfile, num_microbatches: int) -> Iterator[FirstPlan]:
         for target, reserve in CASES:
             asked = request.with_options(target=target, reserve=reserve)
             first, plan = _first_plan(asked, num_pipelines)
-            power_w = power_w or plan.energy_j / plan.iteration_time_s
+            power_w = power_w or plan.predicted.energy_j / plan.iteration_time_s
             yield first
         asked = request.with_options(target=f"power:{BUDGET_SHARE * power_w:.0f}")
         yield _first_plan(asked, num_pipelines)[0]
 
 
-def _first_plan(
-    request: PlanRequest, num_pipelines: int
-) -> tuple[FirstPlan, FrequencyPlan | DataParallelPlan]:
+def _first_plan(request: PlanRequest, num_pipelines: int) -> tuple[FirstPlan, Plan]:
     size = f"{request.profile.num_stages}x{request.num_microbatches}"
     options, reserve = request.options, request.options.reserve or 0.0
     show_progress(f"{size}, {num_pipelines} pipelines, {options.target}, {reserve:g}")
@@ -130,17 +128,17 @@ def _first_plan(
         num_pipelines=num_pipelines,
         first_s=time.perf_counter() - began_s,
         iteration_time_s=plan.iteration_time_s,
-        gap_percent=plan.gap_percent or 0.0,
+        gap_percent=plan.predicted.gap_percent or 0.0,
         beyond_percent=_beyond_percent(plan),
     )
     return first, plan
 
 
-def _beyond_percent(plan: FrequencyPlan | DataParallelPlan) -> float:
+def _beyond_percent(plan: Plan) -> float:
     kind, _, value = plan.target.partition(":")
     match kind:
         case "power":
-            return 100 * (plan.energy_j / plan.iteration_time_s / float(value) - 1)
+            return 100 * (plan.predicted.energy_j / plan.iteration_time_s / float(value) - 1)
         case "slowdown":
             return plan.slowdown_percent - 100 * float(value)
         case "fastest":

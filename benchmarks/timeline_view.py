@@ -18,10 +18,10 @@ from flyball_server.http.timeline_answers import TimelineAnswers, uncompressed
 from flyball_server.jobs.records import JobRecord, PlanRecord
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.databases import make_job_store
-from flyball_server.planning.plan import FrequencyPlan, PlannedInstruction
 from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_server.views.history import HistoryMemory, plan_summaries
 from flyball_wire.messages import JobSpec
+from flyball_wire.plan import PipelinePlan, Plan, PlannedInstruction
 from flyball_wire.plan_options import PlanOptions, Policy
 from gpt3_cells import A100
 from made_profiles import tile_profile
@@ -136,7 +136,7 @@ def _timed(call: Callable[[], object]) -> Took:
     )
 
 
-def _plan(profile: StageProfile, num_microbatches: int) -> FrequencyPlan:
+def _plan(profile: StageProfile, num_microbatches: int) -> Plan:
     """All clocks drawn at random: no plan's answer is longer when it is compressed."""
     plan = make_plan(
         PlanRequest(
@@ -151,16 +151,14 @@ def _plan(profile: StageProfile, num_microbatches: int) -> FrequencyPlan:
         point = chance.choice(profile.points[stage, item.kind])
         return item._replace(frequency_mhz=point.frequency_mhz)
 
-    return replace(
-        plan,
-        stages=tuple(
-            tuple(drawn(stage, item) for item in instructions)
-            for stage, instructions in enumerate(plan.stages)
-        ),
+    stages = tuple(
+        tuple(drawn(stage, item) for item in instructions)
+        for stage, instructions in enumerate(plan.stages)
     )
+    return replace(plan, pipelines=(PipelinePlan(stages=stages),))
 
 
-def _store_job(services: JobServices, profile: StageProfile, plan: FrequencyPlan) -> None:
+def _store_job(services: JobServices, profile: StageProfile, plan: Plan) -> None:
     spec = JobSpec(
         num_stages=profile.num_stages,
         num_microbatches=plan.num_microbatches,

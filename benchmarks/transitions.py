@@ -136,11 +136,12 @@ def plans_under(scale: float, transitions: ClockTransitions, *, varies: bool) ->
                 down_ms=1e3 * transitions.down_p50_s,
                 varies=varies,
                 name=name,
-                slowdown_percent=100 * (latest_s / baseline.baseline_iteration_time_s - 1),
-                saving_percent=100 * (1 - energy_j / baseline.baseline_energy_j),
+                slowdown_percent=100
+                * (latest_s / baseline.predicted.baseline_iteration_time_s - 1),
+                saving_percent=100 * (1 - energy_j / baseline.predicted.baseline_energy_j),
                 num_switches=int(LateClockSimulator(model).num_switches(choices)[0]),
                 num_early=len(model.requests),
-                gap_percent=None if at_once else solved.plan.gap_percent,
+                gap_percent=None if at_once else solved.plan.predicted.gap_percent,
                 planning_s=planning_s,
             )
         )
@@ -203,7 +204,8 @@ def _large_s() -> float:
     plan = make_plan(request).plan
     took_s = time.perf_counter() - began_s
     show_progress(
-        f"saves {plan.saving_percent:.3f} % at {plan.slowdown_percent:+.4f} % time, {took_s:.1f} s"
+        f"saves {plan.predicted.saving_percent:.3f} % at {plan.slowdown_percent:+.4f} % time,"
+        f" {took_s:.1f} s"
     )
     return took_s
 

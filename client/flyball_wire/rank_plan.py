@@ -30,6 +30,46 @@ Instruction = tuple[str, int, int, int]
 """Kind, microbatch, clock in MHz, chunk."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class RankPipeline:
+    """Pipeline of a rank, from which the clocks of single steps are chosen.
+
+    It has the order of all stages, the planned clocks, and times and energies by clock. Arrays are
+    base64 of little-endian numbers.
+
+    Attributes:
+        kinds: distinct kinds of instructions.
+        groups: `[stage, kind, chunk]` of instructions with the same points; kind is an index into
+            `kinds`.
+        instructions: per stage, in the order of execution, three numbers of two bytes for each
+            instruction: its group, its microbatch, and the point of the group at its planned clock.
+        points: per group, three numbers of eight bytes for each clock: MHz, time in s and energy
+            in J of one instruction, with the slowdown factors of the plan.
+        waiting_power_w: per stage, power of all its GPUs while they wait, W.
+        tail_s: part of a step outside its instructions, s.
+        transfer_s: time of a transfer between neighbouring stages, one for all or one for each
+            pair, s; empty: none.
+    """
+
+    num_microbatches: int
+    virtual_stages: tuple[tuple[int, ...], ...]
+    kinds: tuple[str, ...]
+    groups: tuple[tuple[int, int, int], ...]
+    instructions: tuple[str, ...]
+    points: tuple[str, ...]
+    waiting_power_w: tuple[float, ...]
+    tail_s: float = 0.0
+    transfer_s: tuple[float, ...] = ()
+
+    @property
+    def most_bytes(self) -> int:
+        """Upper bound of its size as JSON."""
+        num_items = 3 * len(self.groups) + sum(map(len, self.virtual_stages))
+        num_figures = len(self.waiting_power_w) + len(self.transfer_s)
+        rows = (*self.instructions, *self.points)
+        return 1024 + sum(3 + len(row) for row in rows) + 8 * num_items + 25 * num_figures
+
+
 class _Header(TypedDict, total=False):
     """Fields of a RankPlan that are sent as they are."""
 
@@ -41,6 +81,7 @@ class _Header(TypedDict, total=False):
     requests: tuple[tuple[int, int, float], ...]
     measurement_detail: MeasurementDetail
     num_timed_steps: int
+    pipeline: RankPipeline | None
     plan_id: str | None
 
 
@@ -71,6 +112,8 @@ class RankPlan:
         measurement_detail: detail of this rank's measurements.
         num_timed_steps: number of steps on the plan, from its second one on, of which the times of
             single instructions are posted whatever the detail.
+        pipeline: the rank's pipeline, where the clocks of single steps are chosen from it; null:
+            steps get no plans of their own.
         plan_id: unique identifier of the plan. The rank sends it with requests and measurements,
             since a restored database may give the same version to another plan.
     """
@@ -89,6 +132,7 @@ class RankPlan:
     requests: tuple[tuple[int, int, float], ...] = ()
     measurement_detail: MeasurementDetail = MeasurementDetail.TOTALS
     num_timed_steps: int = 0
+    pipeline: RankPipeline | None = None
     plan_id: str | None = None
 
     def cycle_row(self, number: int) -> Sequence[int]:

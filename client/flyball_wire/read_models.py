@@ -123,8 +123,7 @@ class PredictedIteration:
             each stage, and `global`, the best clock of all; only beside a plan of `frontier` for at
             most 64 stages, and only those that meet the target.
         reserve: reserve of the plan.
-        saving_sources: saving by source, in overviews; null: not in an overview, the plan is of
-            another profile, or its pipelines have clocks of their own.
+        saving_sources: saving by source; null: unknown.
     """
 
     iteration_time_s: float

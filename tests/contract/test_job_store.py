@@ -9,6 +9,7 @@ import pytest
 from tests.planner.samples import (
     job_record,
     job_spec,
+    one_microbatch,
     plan_record,
     profile,
     rank_record,
@@ -16,7 +17,7 @@ from tests.planner.samples import (
 )
 from tests.unit.planning.tiny_pipelines import B, F, equal_profile, timed_profile
 
-from flyball_pipeline.instruction import Checkpoint, Instruction, InstructionKind
+from flyball_pipeline.instruction import Checkpoint
 from flyball_server.jobs.errors import StoreClosedError
 from flyball_server.jobs.job_state import JobInput
 from flyball_server.jobs.loop_state import (
@@ -29,11 +30,11 @@ from flyball_server.jobs.loop_state import (
 from flyball_server.jobs.records import StepDetail, StepTotals
 from flyball_server.jobs.store.contract import JobStore
 from flyball_server.planning.planner import PlanRequest, make_plan
-from flyball_server.planning.probe_plan import ProbePlan
 from flyball_wire.closed_loop import StragglerReason, Timetable, TimetableWindow
 from flyball_wire.messages import JobState, MeasurementDetail
 from flyball_wire.online_profiling import ProfilingResult, ProfilingState
 from flyball_wire.orders import OtherOrder
+from flyball_wire.plan import probe_of
 from flyball_wire.plan_options import Effort, PlanOptions, Policy
 
 
@@ -177,18 +178,8 @@ class TestJobStore:
     def test_plans_come_out_to_the_last_bit_in_versions_that_rise_by_one(
         self, store_with_job: JobStore
     ) -> None:
-        stage = (
-            Instruction(InstructionKind.FORWARD, 0),
-            Instruction(InstructionKind.BACKWARD, 0),
-        )
-        probe = ProbePlan(
-            schedule="1f1b",
-            num_microbatches=1,
-            iteration_time_s=1 / 3,
-            virtual_stages=(),
-            stages=(stage, stage),
-            cycle_mhz=(((1410, 1410), (1410, 1395)), ((1395, 1410), (1410, 1410))),
-        )
+        cycle_mhz = (((1410, 1410), (1410, 1395)), ((1395, 1410), (1410, 1410)))
+        probe = probe_of(one_microbatch(2), cycle_mhz, 1 / 3)
         plans = (
             plan_record(1, plan=probe, measurement_detail=MeasurementDetail.CLOCKS),
             plan_record(2, baseline_cycle=(False, True, True, False)),

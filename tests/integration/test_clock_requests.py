@@ -16,8 +16,8 @@ from flyball_profiles.clock_transitions import ClockTransitions
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.planning.documents.recorded_plan import model_of_plan
 from flyball_server.planning.model.simulator import time_and_energy
-from flyball_server.planning.plan import FrequencyPlan, PlannedInstruction
 from flyball_server.planning.planner import PlanRequest, make_plan
+from flyball_wire.plan import Plan, PlannedInstruction
 from flyball_wire.plan_options import Effort, PlanOptions
 
 # Forward and backward of 50 and 92 ms at the highest clock.
@@ -30,7 +30,7 @@ RequestedAt = Callable[[float, float], float]
 
 
 @pytest.fixture(scope="module")
-def plan() -> FrequencyPlan:
+def plan() -> Plan:
     """The least energy at no slowdown, made for clocks that change at once."""
     options = PlanOptions(blocking_power_w=(BLOCKING_POWER_W,))
     return make_plan(
@@ -49,7 +49,7 @@ class Stage:
 
 
 def times_by_formula(
-    plan: FrequencyPlan, requested_at: RequestedAt, *, delay_s: float, num_steps: int
+    plan: Plan, requested_at: RequestedAt, *, delay_s: float, num_steps: int
 ) -> list[float]:
     """Iteration times in s of 1F1B: x = clamp(r + L - s, 0, T0), t = x + T1 (1 - x / T0)."""
     stages = [
@@ -100,7 +100,7 @@ def _run(
 
 @contextmanager
 def emulated_ranks(
-    plan: FrequencyPlan,
+    plan: Plan,
     settings: EmulatedGpuSettings,
     requests: Sequence[Sequence[tuple[int, int, float]]] = (),
     profile: StageProfile = PROFILE,
@@ -117,12 +117,12 @@ def emulated_ranks(
         yield ranks
 
 
-def emulated_times_s(plan: FrequencyPlan, delay_s: float, *, num_steps: int) -> list[float]:
+def emulated_times_s(plan: Plan, delay_s: float, *, num_steps: int) -> list[float]:
     with emulated_ranks(plan, EmulatedGpuSettings.exact_delay(delay_s)) as ranks:
         return [run_step(ranks, num_stages=NUM_STAGES)[0].time_s for _ in range(num_steps)]
 
 
-def test_early_requests_take_two_thirds_of_the_loss_away(plan: FrequencyPlan) -> None:
+def test_early_requests_take_two_thirds_of_the_loss_away(plan: Plan) -> None:
     at_end = times_by_formula(plan, lambda end_s, _: end_s, delay_s=DELAY_S, num_steps=3)
     at_begin = times_by_formula(plan, lambda _, begin_s: begin_s, delay_s=DELAY_S, num_steps=3)
     early = emulated_times_s(plan, DELAY_S, num_steps=3)
@@ -162,15 +162,18 @@ def test_a_plan_for_the_calls_of_a_node_is_in_time_where_another_is_late() -> No
         with emulated_ranks(plan, DEFAULT_PHYSICS, request_rows(plan), profile) as ranks:
             _, *steps = (run_step(ranks, num_stages=NUM_STAGES) for _ in range(21))
         mean_s = fmean(step[0].time_s for step in steps)
-        longer.append(mean_s / plan.baseline_iteration_time_s - 1)
+        longer.append(mean_s / plan.predicted.baseline_iteration_time_s - 1)
     assert longer[0] > 0.02
     assert longer[1] < 0.003
-    assert plan.saving_percent > 5
+    assert plan.predicted.saving_percent > 5
 
 
-def request_rows(plan: FrequencyPlan) -> list[list[tuple[int, int, float]]]:
+def request_rows(plan: Plan) -> list[list[tuple[int, int, float]]]:
     """Rows of each stage's early requests."""
-    return [[row[1:] for row in plan.requests if row.stage == stage] for stage in range(NUM_STAGES)]
+    return [
+        [row[1:] for row in plan.pipelines[0].requests if row.stage == stage]
+        for stage in range(NUM_STAGES)
+    ]
 
 
 def test_ranks_take_what_the_planner_predicts_with_its_own_requests() -> None:
@@ -179,16 +182,18 @@ def test_ranks_take_what_the_planner_predicts_with_its_own_requests() -> None:
     plan = make_plan(
         PlanRequest(profile=PROFILE, num_microbatches=NUM_MICROBATCHES, options=options)
     ).plan
-    assert plan.requests
+    assert plan.pipelines[0].requests
     settings = EmulatedGpuSettings.exact_delay(delay_s)
     with emulated_ranks(plan, settings, request_rows(plan)) as ranks:
         _, *steps = (run_step(ranks, num_stages=NUM_STAGES) for _ in range(4))
     for step in steps:
         assert step[0].time_s == pytest.approx(plan.iteration_time_s, rel=1e-6)
-        assert sum(rank.energy_j or 0.0 for rank in step) == pytest.approx(plan.energy_j, rel=1e-6)
+        assert sum(rank.energy_j or 0.0 for rank in step) == pytest.approx(
+            plan.predicted.energy_j, rel=1e-6
+        )
 
 
-def test_rows_of_another_number_of_stages_are_refused(plan: FrequencyPlan) -> None:
+def test_rows_of_another_number_of_stages_are_refused(plan: Plan) -> None:
     with (
         pytest.raises(ValueError, match="requests must be of 4 stages, not 1"),
         emulated_ranks(plan, DEFAULT_PHYSICS, [[]]),
@@ -197,9 +202,7 @@ def test_rows_of_another_number_of_stages_are_refused(plan: FrequencyPlan) -> No
 
 
 @pytest.mark.parametrize(("up_s", "down_s"), [(0.009, 0.004), (0.06, 0.11)])
-def test_the_planner_predicts_what_the_ranks_take(
-    plan: FrequencyPlan, up_s: float, down_s: float
-) -> None:
+def test_the_planner_predicts_what_the_ranks_take(plan: Plan, up_s: float, down_s: float) -> None:
     """Also where a delay is longer than an instruction, and the first clocks come late."""
     settings = EmulatedGpuSettings(
         call_time=RandomTime(),
@@ -225,14 +228,14 @@ def test_the_planner_predicts_what_the_ranks_take(
 
 
 def test_by_default_an_iteration_is_as_long_as_the_baselines_and_takes_the_predicted_energy(
-    plan: FrequencyPlan,
+    plan: Plan,
 ) -> None:
-    baseline_s = plan.baseline_iteration_time_s
+    baseline_s = plan.predicted.baseline_iteration_time_s
     with emulated_ranks(plan, DEFAULT_PHYSICS) as ranks:
         # The first step's first clocks are requested as it begins.
         _, *steps = (run_step(ranks, num_stages=NUM_STAGES) for _ in range(51))
     time_s = fmean(step[0].time_s for step in steps)
     energy_j = fmean(sum(rank.energy_j or 0.0 for rank in step) for step in steps)
     assert 1 < time_s / baseline_s < 1.005
-    assert energy_j == pytest.approx(plan.energy_j, rel=0.01)
-    assert energy_j < 0.9 * plan.baseline_energy_j
+    assert energy_j == pytest.approx(plan.predicted.energy_j, rel=0.01)
+    assert energy_j < 0.9 * plan.predicted.baseline_energy_j

@@ -20,6 +20,11 @@ from tests.integration.command_in_process import (
 from tests.integration.on_a_terminal import on_a_terminal
 from tests.planner.live import live_planner
 
+from flyball_server.planning import planner
+from flyball_server.planning.model import simulator
+from flyball_server.planning.planner import PhaseReport, PlanRequest, make_plan
+from flyball_server.planning.simulated_plan import SimulatedPlan
+
 ASKED = ("--microbatches", "2", "--blocking-power", "5")
 
 
@@ -44,7 +49,7 @@ def test_plan_and_simulate_print_the_agreed_keys_and_the_figures_worked_out_by_h
         "policy", "reconfigure", "schedule", "target", "num_stages", "num_microbatches",
         "blocking_power_w", "iteration_time_s", "energy_j", "baseline", "saving_percent",
         "slowdown_percent", "lower_bound_j", "gap_percent", "transition_ms", "num_switches",
-        "solve_s", "compared", "stages", "saving_sources",
+        "solve_s", "compared", "stages", "saving_sources", "stage_predictions",
     }  # fmt: skip
     assert document["baseline"] == {"iteration_time_s": 9.0, "energy_j": 190.0}
     assert document["blocking_power_w"] == [5.0, 5.0]
@@ -63,6 +68,21 @@ def test_plan_and_simulate_print_the_agreed_keys_and_the_figures_worked_out_by_h
         [0, "forward", 0], [1, "forward", 0], [1, "backward", 0],
         [1, "forward", 1], [1, "backward", 1], [0, "backward", 1],
     ]  # fmt: skip
+
+
+def test_what_prints_and_draws_a_plan_evaluates_nothing(
+    profile: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def made(request: PlanRequest, report: PhaseReport) -> SimulatedPlan:
+        solved = make_plan(request, report)
+        monkeypatch.delattr(simulator, "_busy")
+        return solved
+
+    monkeypatch.setattr(planner, "make_plan", made)
+    shown = flyball("plan", profile, *ASKED, "--transition-ms", "250", "--timeline")
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert "saved by bubbles" in shown.stdout
+    assert "\nStage 1 |" in shown.stdout
 
 
 def test_late_clock_changes_are_in_a_plan_and_its_file(profile: Path, tmp_path: Path) -> None:

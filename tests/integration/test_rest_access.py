@@ -16,10 +16,10 @@ from flyball_server.http.problem_handlers import API_HEADERS
 from flyball_server.http.zeus.messages import REGISTER_JOB, SCHEDULE
 from flyball_server.jobs.auth.access import create_token
 from flyball_server.jobs.lifecycle.heartbeats import Heartbeats
-from flyball_server.planning.plan import FrequencyPlan
 from flyball_server.planning.planner import PlanRequest
 from flyball_wire import routes
 from flyball_wire.messages import ACCESS_HEADER, READ_ONLY, TOKEN_HEADER
+from flyball_wire.plan import Plan
 
 JOB = routes.fill(routes.JOB, job_id="job")
 OTHER = routes.fill(routes.JOB, job_id="other")
@@ -316,7 +316,7 @@ def test_a_page_of_another_site_can_change_nothing() -> None:
 
 
 def test_every_answer_carries_the_headers_that_browsers_heed() -> None:
-    def broken(request: PlanRequest) -> FrequencyPlan:
+    def broken(request: PlanRequest) -> Plan:
         raise ZeroDivisionError
 
     with live_planner(token="t", planner=broken) as planner:  # noqa: S106 - a test's

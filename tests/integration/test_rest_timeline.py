@@ -6,13 +6,12 @@ from dataclasses import replace
 
 import pytest
 from tests.planner.live import LivePlanner
-from tests.planner.samples import profile_csv
+from tests.planner.samples import one_microbatch, profile_csv
 
-from flyball_pipeline.instruction import Instruction, InstructionKind
 from flyball_server.jobs.records import PlanRecord
-from flyball_server.planning.probe_plan import ProbePlan
 from flyball_wire import routes
 from flyball_wire.codec import decode
+from flyball_wire.plan import probe_of
 from flyball_wire.read_models import (
     PlanSummary,
     PlanTimeline,
@@ -190,17 +189,7 @@ def test_a_profile_that_has_changed_is_told_and_one_that_does_not_fit_is_refused
 
 def test_a_probe_version_has_no_timeline(planner: LivePlanner) -> None:
     planner.put_job().raise_for_status()
-    stages = tuple(
-        (Instruction(InstructionKind.FORWARD, 0), Instruction(InstructionKind.BACKWARD, 0))
-        for _ in range(2)
-    )
-    plan = ProbePlan(
-        schedule="1f1b",
-        num_microbatches=1,
-        stages=stages,
-        cycle_mhz=(((1410, 1410), (1410, 1000)),),
-        iteration_time_s=1.0,
-    )
+    plan = probe_of(one_microbatch(2), (((1410, 1410), (1410, 1000)),), 1.0)
     services = planner.state.services
     record = PlanRecord(job_id="job", version=1, created_at=services.now(), solve_s=0.0, plan=plan)
     with services.store.writing("job") as writer:

@@ -13,7 +13,6 @@ from flyball_server.jobs.registry.inspection import get_plan
 from flyball_server.jobs.services import JobServices
 from flyball_server.planning.documents.recorded_plan import model_of_plan
 from flyball_server.planning.model.simulator import simulate
-from flyball_server.planning.plan import FrequencyPlan
 from flyball_server.planning.policies.measured_reconfigure import receives_from_neighbour
 from flyball_wire.messages import InstructionReport
 
@@ -95,7 +94,7 @@ class PipelineOnPaper:
         store_measurements(self.services, "job", rank.rank, [step], details)
 
     def _reports(self, record: PlanRecord) -> list[list[InstructionReport]]:
-        assert isinstance(record.plan, FrequencyPlan)
+        assert not record.plan.is_separate
         model, assignment = model_of_plan(self.profile, record.plan)
         simulated = simulate(model, assignment)
         reports: list[list[InstructionReport]] = [[] for _ in model.schedule.stages]

@@ -24,10 +24,9 @@ from flyball_server.jobs.stragglers.announcements import (
 )
 from flyball_server.jobs.stragglers.step_ratios import clock_times
 from flyball_server.jobs.versions.rank_plans import rank_instructions
-from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan
 from flyball_server.planning.planner import PlanRequest, make_plan
-from flyball_server.planning.probe_plan import ProbePlan
 from flyball_wire.closed_loop import StragglerAnnouncement
+from flyball_wire.plan import Plan
 from flyball_wire.plan_options import Policy
 
 NUM_STAGES, NUM_MICROBATCHES = 2, 4
@@ -89,7 +88,7 @@ class Running:
         put_profile(self.services, "job", two_stages())
         self.acknowledged()
 
-    def _planned(self, request: PlanRequest) -> FrequencyPlan:
+    def _planned(self, request: PlanRequest) -> Plan:
         self.requests.append(request)
         return make_plan(request).plan
 
@@ -110,9 +109,9 @@ class Running:
         return get_plan(self.services, "job", version)
 
     @property
-    def plan(self) -> FrequencyPlan | DataParallelPlan:
+    def plan(self) -> Plan:
         plan = self.newest.plan
-        assert not isinstance(plan, ProbePlan)
+        assert not plan.is_probe
         return plan
 
     def react(self) -> float | None:

@@ -8,15 +8,16 @@ from typing import Any
 
 from tests.planner.stores import opened_store
 
-from flyball_pipeline.instruction import InstructionKind
+from flyball_pipeline.instruction import Instruction, InstructionKind
+from flyball_pipeline.schedule import Schedule
 from flyball_profiles.stage_profile import StageProfile
 from flyball_profiles.stage_profile_csv import parse_stage_profile
 from flyball_server.jobs.records import JobRecord, PlanRecord, RankRecord, StepRecord
 from flyball_server.jobs.services import JobServices, Planner
-from flyball_server.planning.plan import FrequencyPlan, PlannedInstruction
 from flyball_server.planning.planner import PlanRequest
 from flyball_wire import messages
 from flyball_wire.messages import JobSpec
+from flyball_wire.plan import PipelinePlan, Plan, PlannedInstruction, Prediction
 
 MOMENT = datetime(2026, 1, 5, 9, 30, 0, 123456, tzinfo=UTC)
 HEADER = "stage,instruction,frequency,time,energy\n"
@@ -79,13 +80,22 @@ def rank_record(rank: int = 0, *, job_id: str = "job", **changes: object) -> Ran
     return record.evolve(**changes)
 
 
-def frequency_plan(*, iteration_time_s: float = 0.9, num_stages: int = 2) -> FrequencyPlan:
+def one_microbatch(num_stages: int) -> Schedule:
+    """One forward and one backward in each stage."""
+    stage = (Instruction(InstructionKind.FORWARD, 0), Instruction(InstructionKind.BACKWARD, 0))
+    return Schedule(name="1f1b", num_microbatches=1, stages=(stage,) * num_stages)
+
+
+def frequency_plan(*, iteration_time_s: float = 0.9, num_stages: int = 2) -> Plan:
     """A plan of one microbatch, all at one clock."""
     stage = tuple(
         PlannedInstruction(kind=kind, microbatch=0, frequency_mhz=1410)
         for kind in (InstructionKind.FORWARD, InstructionKind.BACKWARD)
     )
-    return FrequencyPlan(
+    prediction = Prediction(
+        energy_j=0.1 + 0.2, baseline_iteration_time_s=0.9, baseline_energy_j=1 / 3
+    )
+    return Plan(
         policy="envelope",
         reconfigure="balanced",
         schedule="1f1b",
@@ -93,11 +103,8 @@ def frequency_plan(*, iteration_time_s: float = 0.9, num_stages: int = 2) -> Fre
         num_microbatches=1,
         blocking_power_w=(70.0,) * num_stages,
         iteration_time_s=iteration_time_s,
-        energy_j=0.1 + 0.2,
-        baseline_iteration_time_s=0.9,
-        baseline_energy_j=1 / 3,
-        lower_bound_j=None,
-        stages=(stage,) * num_stages,
+        pipelines=(PipelinePlan(stages=(stage,) * num_stages),),
+        prediction=prediction,
     )
 
 
@@ -124,7 +131,7 @@ class CountingPlanner:
         self.requests: list[PlanRequest] = []
         self._iteration_time_s = iteration_time_s
 
-    def __call__(self, request: PlanRequest) -> FrequencyPlan:
+    def __call__(self, request: PlanRequest) -> Plan:
         self.requests.append(request)
         return frequency_plan(
             iteration_time_s=self._iteration_time_s, num_stages=request.profile.num_stages

@@ -12,8 +12,8 @@ from tests.planner.samples import frequency_plan
 
 from flyball_server.planning.cancellation import cancellation_point
 from flyball_server.planning.errors import PlanningError, TargetUnreachableError
-from flyball_server.planning.plan import FrequencyPlan
 from flyball_server.planning.planner import PlanRequest
+from flyball_wire.plan import Plan
 
 # Longer than any test waits.
 ENDLESS_S = 600.0
@@ -102,7 +102,7 @@ class Planner:
         """The file with the process that goes on without an end."""
         return self.folder / "solving"
 
-    def __call__(self, request: PlanRequest) -> FrequencyPlan:
+    def __call__(self, request: PlanRequest) -> Plan:
         """Answer, or not."""
         if request.options.target == "fastest" and self.asks:
             ask_on(self.folder)

@@ -15,9 +15,9 @@ from flyball_server.cli.offline_inputs import (
     instruction_label,
     read_timeline,
 )
-from flyball_server.planning.documents.predicted_timeline import PredictedTimeline
 from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
 from flyball_server.planning.model.simulator import Simulation
+from flyball_server.planning.simulated_plan import SimulatedPlan
 from flyball_wire.command import Command, CommandError, RecordedRunsOf, add_planner
 from flyball_wire.whole_file import write_result
 
@@ -26,7 +26,7 @@ Event = dict[str, Any]
 _FLOW = "critical path"
 
 
-def trace_document(timeline: PredictedTimeline) -> dict[str, Any]:
+def trace_document(timeline: SimulatedPlan) -> dict[str, Any]:
     """Return the JSON Object Format: `traceEvents` in rising time, and `otherData` (predicted).
 
     `displayTimeUnit` is left out: milliseconds are the default, and some viewers take it for the
@@ -42,7 +42,7 @@ def trace_document(timeline: PredictedTimeline) -> dict[str, Any]:
     ):
         num_stages = model.schedule.num_stages
         ids = _Ids(num_pipelines, pipeline, num_stages)
-        metadata += _names(ids, num_stages, is_one_of_many=timeline.is_data_parallel)
+        metadata += _names(ids, num_stages, is_one_of_many=timeline.plan.is_separate)
         timed += _instructions(ids, model, assignment, simulation)
         timed += _counters(ids, model, assignment, simulation, end_us)
         timed += _hand_overs(ids, model, simulation, flow_ids)
@@ -177,7 +177,7 @@ def _hand_overs(
         yield {"ph": "f", "bp": "e", **flow, "ts": arrive_us, **ids.of(stage[after])}
 
 
-def _other_data(timeline: PredictedTimeline) -> dict[str, Any]:
+def _other_data(timeline: SimulatedPlan) -> dict[str, Any]:
     plan, whole = timeline.plan, timeline.simulation.whole
     return {
         "origin": "predicted by Flyball from a stage profile; no figure here was measured in a run",

@@ -21,24 +21,16 @@ from flyball_profiles.gpu_windows import (
 from flyball_profiles.limited_file import read_text
 from flyball_profiles.stage_profile import ProfileError, StageProfile
 from flyball_profiles.stage_profile_csv import read_pipeline_profiles, read_stage_profile
-from flyball_server.planning.documents.plan_document import (
-    data_parallel_plan_from_document,
-    is_data_parallel,
-    plan_from_document,
-)
+from flyball_server.planning.documents.plan_document import plan_from_document
 from flyball_server.planning.documents.plan_text import LETTERS
-from flyball_server.planning.documents.predicted_timeline import (
-    PredictedTimeline,
-    predicted_timeline,
-)
 from flyball_server.planning.documents.recorded_plan import (
-    model_of_plan,
-    models_of_data_parallel_plan,
+    models_by_dp_rank,
 )
-from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan
 from flyball_server.planning.request_options import clock_transitions, iteration_delays_s
+from flyball_server.planning.simulated_plan import SimulatedPlan, simulated_plan
 from flyball_wire.command import Arguments, CommandError, add_options
 from flyball_wire.options import OptionError, options_of
+from flyball_wire.plan import Plan
 from flyball_wire.plan_options import PlanOptions, check_together
 
 
@@ -126,12 +118,10 @@ def blocking_power_w(given_w: tuple[float, ...] | None, gpu: GpuWindow | None) -
     return (gpu.blocking_power_w,)
 
 
-def read_plan(path: Path) -> FrequencyPlan | DataParallelPlan:
+def read_plan(path: Path) -> Plan:
     """Read a plan from a file written by `flyball plan -o`."""
     try:
         document: object = json.loads(read_text(path))
-        if is_data_parallel(document):
-            return data_parallel_plan_from_document(document)
         return plan_from_document(document)
     except OSError as error:
         raise CommandError(f"{path}: {error.strerror or error}") from None
@@ -166,7 +156,7 @@ def add_timeline_argument(parser: Arguments) -> None:
     )
 
 
-def read_timeline(arguments: argparse.Namespace) -> PredictedTimeline:
+def read_timeline(arguments: argparse.Namespace) -> SimulatedPlan:
     """Return the simulated timeline for the arguments of `add_timeline_arguments`.
 
     Raises:
@@ -176,13 +166,12 @@ def read_timeline(arguments: argparse.Namespace) -> PredictedTimeline:
     power_w: tuple[float, ...] | None = arguments.blocking_power_w
     try:
         plan = _with_given_times(plan, arguments)
-        if isinstance(plan, DataParallelPlan):
-            profiles = read_pipelines(arguments.profile)
-            of_plan = models_of_data_parallel_plan(profiles, plan, power_w)
-        else:
-            profile = read_profile(arguments.profile)
-            of_plan = [model_of_plan(profile, plan, power_w)]
-        return predicted_timeline(plan, of_plan)
+        profiles = (
+            read_pipelines(arguments.profile)
+            if plan.is_separate
+            else [read_profile(arguments.profile)]
+        )
+        return simulated_plan(plan, models_by_dp_rank(profiles, plan, power_w))
     except PipelineError as error:
         is_given = getattr(arguments, error.field, None) is not None
         if is_given or isinstance(error, OptionError):
@@ -196,9 +185,7 @@ def option_text(error: PipelineError) -> str:
     return f"{declared.option_string if declared else f'--{error.field}'}: {error.message}"
 
 
-def _with_given_times(
-    plan: FrequencyPlan | DataParallelPlan, arguments: argparse.Namespace
-) -> FrequencyPlan | DataParallelPlan:
+def _with_given_times(plan: Plan, arguments: argparse.Namespace) -> Plan:
     """Return the plan with the given times of clock changes, tail and transfers."""
     given = PlanOptions(
         schedule=plan.schedule,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,42 +13,28 @@ from flyball_server.cli import offline_inputs, pipeline_arguments
 from flyball_server.cli.plots.clock_colors import (
     add_color_argument,
     color_system,
-    pipeline_blocks,
-    row_colors,
+    painted_rows,
 )
 from flyball_server.cli.progress_line import ProgressLine
 from flyball_server.planning import planner
-from flyball_server.planning.data_parallel import (
-    DataParallelRequest,
-    SolvedDataParallelPlan,
-    make_data_parallel_plan,
-    simulate_jointly,
-)
-from flyball_server.planning.documents.plan_document import data_parallel_document, plan_document
+from flyball_server.planning.data_parallel import DataParallelRequest, make_data_parallel_plan
+from flyball_server.planning.documents.plan_document import plan_document
 from flyball_server.planning.documents.plan_text import (
     iteration_delays,
     kept_reserve,
     lateness,
-    plan_rows,
     reserve_lines,
 )
-from flyball_server.planning.frontier.saving_sources import saving_sources
-from flyball_server.planning.model.simulator import (
-    iteration_energy_j,
-    simulate,
-)
-from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan, PlanPrediction
-from flyball_server.planning.planner import SolvedPlan
 from flyball_server.planning.request_options import MAX_CALL_SHARE, call_share, is_limited
 from flyball_server.planning.schedule_choice import REFERENCE
-from flyball_wire.closed_loop import ComparedPlan
+from flyball_server.planning.simulated_plan import SimulatedPlan
 from flyball_wire.command import Command
-from flyball_wire.plan_options import Policy
-from flyball_wire.read_models import SavingSources
+from flyball_wire.plan import Plan, Prediction
+from flyball_wire.plan_options import PlanOptions, Policy
 from flyball_wire.whole_file import write_result
 
 if TYPE_CHECKING:
-    from rich.color import ColorSystem
+    pass
 
 
 # Of a node with as many GPUs as most have.
@@ -77,83 +62,38 @@ def _configure(parser: argparse.ArgumentParser) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     system = color_system(arguments.color) if arguments.timeline else None
     with ProgressLine("reading the profile") as progress:
-        solved, document, account = _planned(arguments, progress)
+        solved, document, options = _planned(arguments, progress)
     if arguments.output:
         write_result(arguments.output, document + "\n")
     if arguments.json:
         print(document)
     else:
-        print(_summary(solved.plan, account))
+        print(_summary(solved.plan, options))
         if arguments.timeline:
-            print("\n".join(["", *_timeline(solved, system)]))
+            print("\n".join(["", *painted_rows(solved, system)]))
     return 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Account:
-    """Figures of a plan's summary beside those of the plan itself.
-
-    Attributes:
-        sources: sources of its saving.
-        late_changes_j: energy for clock changes that take effect late, at the same iteration
-            time, J.
-        is_limited: whether its clock changes are limited.
-        gpus_in_node: number of GPUs of all stages in a node; None: not given.
-    """
-
-    sources: SavingSources
-    late_changes_j: float
-    is_limited: bool
-    gpus_in_node: int | None
 
 
 def _planned(
     arguments: argparse.Namespace, progress: ProgressLine
-) -> tuple[SolvedPlan | SolvedDataParallelPlan, str, _Account]:
-    """Return the plan, its document and its account."""
+) -> tuple[SimulatedPlan, str, PlanOptions]:
+    """Return the plan, its document and the options that it was made with."""
     try:
         request = pipeline_arguments.request_of(arguments)
         began_s = time.perf_counter()
-        solved: SolvedPlan | SolvedDataParallelPlan
         if isinstance(request, DataParallelRequest):
             options = request.pipelines[0].options
             solved = make_data_parallel_plan(request, progress.show)
-            solve_s, model = time.perf_counter() - began_s, solved.joint
-            document = data_parallel_document(solved.plan, solve_s=solve_s)
         else:
             options = request.options
             solved = planner.make_plan(request, progress.show)
-            solve_s, model = time.perf_counter() - began_s, solved.model
-            document = plan_document(solved.plan, solve_s=solve_s)
+        solve_s = time.perf_counter() - began_s
     except PipelineError as error:
         raise pipeline_arguments.refused(error) from None
-    simulation = simulate(model, solved.assignment)
-    account = _Account(
-        sources=saving_sources(model, simulation, solved.plan.baseline_iteration_time_s),
-        late_changes_j=simulation.energy_j
-        - iteration_energy_j(
-            model.without_transitions(), solved.assignment, simulation.iteration_time_s
-        ),
-        is_limited=is_limited(options),
-        gpus_in_node=options.gpus_in_node,
-    )
-    document["saving_sources"] = asdict(account.sources)
-    return solved, json.dumps(document), account
+    return solved, json.dumps(plan_document(solved.plan, solve_s=solve_s)), options
 
 
-def _timeline(solved: SolvedPlan | SolvedDataParallelPlan, system: ColorSystem | None) -> list[str]:
-    """Return a row per stage with its instructions, and the legend of their colours."""
-    if isinstance(solved, SolvedDataParallelPlan):
-        models, assignments = solved.models, solved.assignments
-        paint, legend = row_colors(system, models, assignments)
-        simulation = simulate_jointly(models, assignments, solved.joint)
-        return [*legend, pipeline_blocks(models, assignments, simulation, paint)]
-    model, assignment = solved.model, solved.assignment
-    paint, legend = row_colors(system, [model], [assignment])
-    return [*legend, *plan_rows(model, assignment, simulate(model, assignment), paint)]
-
-
-def _considered_rows(plan: PlanPrediction) -> list[str]:
+def _considered_rows(plan: Plan) -> list[str]:
     """Return the orders considered by `auto`, with the chosen one marked."""
     if not plan.considered:
         return []
@@ -172,47 +112,51 @@ def _considered_rows(plan: PlanPrediction) -> list[str]:
         rows.append(f"{mark} {entry.schedule:16s} {what}")
     reference = next((entry for entry in plan.considered if entry.schedule == REFERENCE), None)
     if plan.schedule != REFERENCE and reference and reference.energy_j:
-        less_percent = 100 * (1 - plan.energy_j / reference.energy_j)
+        less_percent = 100 * (1 - plan.predicted.energy_j / reference.energy_j)
         rows.append(
             f"{plan.schedule} needs {less_percent:.2f} % less energy than {REFERENCE}'s plan"
         )
     return rows
 
 
-def _summary(plan: FrequencyPlan | DataParallelPlan, account: _Account) -> str:
+def _summary(plan: Plan, options: PlanOptions) -> str:
     """Return the plan as text."""
+    predicted = plan.predicted
     shape = f"{plan.num_stages} stages"
-    if isinstance(plan, DataParallelPlan):
+    if plan.is_separate:
         shape = f"{len(plan.pipelines)} pipelines of {shape}"
     summary = (
         f"{plan.policy}, {plan.reconfigure}, {plan.schedule}: {shape},"
         f" {plan.num_microbatches} microbatches, target {plan.target}\n"
         "             time, s     energy, J   (predicted, one iteration,"
         f" {lateness(plan.transitions)})\n"
-        f"baseline  {plan.baseline_iteration_time_s:10.4f}  {plan.baseline_energy_j:12.2f}\n"
+        f"baseline  {predicted.baseline_iteration_time_s:10.4f}"
+        f"  {predicted.baseline_energy_j:12.2f}\n"
     )
-    for compared in plan.compared:
+    for compared in predicted.compared:
         summary += (
             f"{compared.name:10s}{compared.iteration_time_s:10.4f}  {compared.energy_j:12.2f}"
-            f"   {_against_baseline(plan, compared)}: {_COMPARED.get(compared.name, '')}\n"
+            f"   {_against_baseline(predicted, compared.iteration_time_s, compared.energy_j)}:"
+            f" {_COMPARED.get(compared.name, '')}\n"
         )
     summary += (
-        f"plan      {plan.iteration_time_s:10.4f}  {plan.energy_j:12.2f}"
-        f"   {_against_baseline(plan, plan)}\n"
+        f"plan      {plan.iteration_time_s:10.4f}  {predicted.energy_j:12.2f}"
+        f"   {_against_baseline(predicted, plan.iteration_time_s, predicted.energy_j)}\n"
     )
-    if plan.lower_bound_j is not None and plan.gap_percent is not None:
-        gap_percent = round(plan.gap_percent, 2) + 0.0  # a solver's tolerance is no -0.00 %
+    if predicted.lower_bound_j is not None and predicted.gap_percent is not None:
+        # A solver's tolerance is no -0.00 %.
+        gap_percent = round(predicted.gap_percent, 2) + 0.0
         summary += (
-            f"bound                 {plan.lower_bound_j:12.2f}"
+            f"bound                 {predicted.lower_bound_j:12.2f}"
             f"   no plan this fast{kept_reserve(plan.reserve)} needs less, at one waiting power;"
             f" gap {gap_percent:.2f} %"
-            f"{_of_late(plan.lower_bound_j, account.late_changes_j)}\n"
+            f"{_of_late(predicted.lower_bound_j, predicted.late_changes_j)}\n"
         )
     summary += "".join(f"{one}\n" for one in reserve_lines(plan.reserve))
     summary += (
-        _sources(plan, account.sources)
-        + _of_late_changes(plan, is_limited=account.is_limited)
-        + _of_calls(plan, account.gpus_in_node)
+        _sources(predicted)
+        + _of_late_changes(plan, is_limited=is_limited(options))
+        + _of_calls(plan, options.gpus_in_node)
     )
     if delays := iteration_delays(plan):
         summary += f"counted beside the instructions: {delays}\n"
@@ -226,8 +170,11 @@ def _of_late(lower_bound_j: float, late_changes_j: float) -> str:
     return f", of it {percent:.2f} for late clock changes" if percent >= 0.005 else ""
 
 
-def _sources(plan: PlanPrediction, sources: SavingSources) -> str:
+def _sources(predicted: Prediction) -> str:
     """Return the sources of the saving with their shares of the baseline's energy."""
+    sources, baseline_j = predicted.saving_sources, predicted.baseline_energy_j
+    if sources is None:
+        return ""
     named = (
         ("imbalance", sources.imbalance_j, "slower where a stage waits for the heaviest one"),
         (
@@ -238,14 +185,13 @@ def _sources(plan: PlanPrediction, sources: SavingSources) -> str:
         ("time", sources.iteration_time_j, "slower as the iteration takes longer"),
     )
     return "".join(
-        f"saved by {name:11s}  {saved_j:12.2f}   {100 * saved_j / plan.baseline_energy_j:.2f} %:"
-        f" {how}\n"
+        f"saved by {name:11s}  {saved_j:12.2f}   {100 * saved_j / baseline_j:.2f} %: {how}\n"
         for name, saved_j, how in named
-        if round(100 * abs(saved_j) / plan.baseline_energy_j, 2)
+        if round(100 * abs(saved_j) / baseline_j, 2)
     )
 
 
-def _of_late_changes(plan: FrequencyPlan | DataParallelPlan, *, is_limited: bool) -> str:
+def _of_late_changes(plan: Plan, *, is_limited: bool) -> str:
     if plan.transitions is None or not plan.num_switches:
         return f"{plan.num_switches} clock changes an iteration\n" if is_limited else ""
     if plan.policy == Policy.FRONTIER and not plan.target.startswith("power:"):
@@ -257,13 +203,11 @@ def _of_late_changes(plan: FrequencyPlan | DataParallelPlan, *, is_limited: bool
     return f"{plan.num_switches} clock changes an iteration; {how}\n"
 
 
-def _of_calls(plan: FrequencyPlan | DataParallelPlan, gpus_in_node: int | None) -> str:
+def _of_calls(plan: Plan, gpus_in_node: int | None) -> str:
     """Return a line on the calls of a node, or on what they would be if all stages shared one."""
     if plan.transitions is None:
         return ""
-    num_stages = plan.num_stages * (
-        len(plan.by_dp_rank) if isinstance(plan, DataParallelPlan) else 1
-    )
+    num_stages = plan.num_stages * len(plan.by_dp_rank)
     num_gpus = min(num_stages, USUAL_GPUS_IN_NODE) if gpus_in_node is None else gpus_in_node
     share = call_share(
         plan.transitions, num_gpus, plan.num_switches / num_stages, plan.iteration_time_s
@@ -279,24 +223,24 @@ def _of_calls(plan: FrequencyPlan | DataParallelPlan, gpus_in_node: int | None) 
     )
 
 
-def _num_early_requests(plan: FrequencyPlan | DataParallelPlan) -> int:
-    pipelines = plan.by_dp_rank if isinstance(plan, DataParallelPlan) else (plan,)
-    return sum(len(pipeline.requests) for pipeline in pipelines)
+def _num_early_requests(plan: Plan) -> int:
+    return sum(len(pipeline.requests) for pipeline in plan.by_dp_rank)
 
 
-def _against_baseline(plan: PlanPrediction, compared: PlanPrediction | ComparedPlan) -> str:
-    saved = 100 * (1 - compared.energy_j / plan.baseline_energy_j)
-    longer = 100 * (compared.iteration_time_s / plan.baseline_iteration_time_s - 1)
+def _against_baseline(predicted: Prediction, iteration_time_s: float, energy_j: float) -> str:
+    saved = 100 * (1 - energy_j / predicted.baseline_energy_j)
+    longer = 100 * (iteration_time_s / predicted.baseline_iteration_time_s - 1)
     # Sums in another order differ by rounding, which is no -0.00 %.
     return f"saves {round(saved, 2) + 0.0:.2f} %, {round(longer, 2) + 0.0:+.2f} % time"
 
 
-def _worth_of_changes(plan: PlanPrediction) -> str:
+def _worth_of_changes(plan: Plan) -> str:
     """Return a line where changing clocks saves little more than one clock per stage."""
-    constant = next((one for one in plan.compared if one.name == Policy.CONSTANT), None)
+    predicted = plan.predicted
+    constant = next((one for one in predicted.compared if one.name == Policy.CONSTANT), None)
     if constant is None:
         return ""
-    points = 100 * (constant.energy_j - plan.energy_j) / plan.baseline_energy_j
+    points = 100 * (constant.energy_j - predicted.energy_j) / predicted.baseline_energy_j
     if points >= WORTH_POINTS:
         return ""
     return (

@@ -15,18 +15,17 @@ from flyball_server.cli.offline_inputs import (
 from flyball_server.cli.plots.clock_colors import (
     add_color_argument,
     color_system,
-    pipeline_blocks,
-    row_colors,
+    painted_rows,
 )
 from flyball_server.cli.plots.plot_file import PLOT_SUFFIXES, check_plot_path
-from flyball_server.planning.documents.plan_text import iteration_delays, plan_rows
-from flyball_server.planning.documents.predicted_timeline import PredictedTimeline
+from flyball_server.planning.documents.plan_text import iteration_delays
 from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_server.planning.model.simulator import Simulation
+from flyball_server.planning.simulated_plan import SimulatedPlan
 from flyball_wire.command import Command, CommandError
 
 if TYPE_CHECKING:
-    from rich.color import ColorSystem
+    pass
 
 
 def _configure(parser: argparse.ArgumentParser) -> None:
@@ -53,11 +52,11 @@ def _run(arguments: argparse.Namespace) -> int:
     else:
         print(_summary(timeline))
         if arguments.timeline:
-            print("\n".join(["", *_rows(timeline, color_system(arguments.color))]))
+            print("\n".join(["", *painted_rows(timeline, color_system(arguments.color))]))
     return 0
 
 
-def _plot(timeline: PredictedTimeline, path: Path) -> None:
+def _plot(timeline: SimulatedPlan, path: Path) -> None:
     try:
         from flyball_server.cli.plots.timeline_plot import (  # noqa: PLC0415 - it alone needs matplotlib
             write_timeline_plot,
@@ -69,10 +68,10 @@ def _plot(timeline: PredictedTimeline, path: Path) -> None:
     write_timeline_plot(timeline, path)
 
 
-def _document(timeline: PredictedTimeline) -> dict[str, Any]:
+def _document(timeline: SimulatedPlan) -> dict[str, Any]:
     """Return the figures; of data-parallel pipelines, stage figures by pipeline."""
     whole = timeline.simulation.whole
-    if not timeline.is_data_parallel:
+    if not timeline.plan.is_separate:
         return {**_figures(whole), **_by_stage(timeline.models[0], whole)}
     pipelines = [
         {"dp_rank": dp_rank, **_figures(own), **_by_stage(model, own)}
@@ -81,15 +80,6 @@ def _document(timeline: PredictedTimeline) -> dict[str, Any]:
         )
     ]
     return {**_figures(whole), "pipelines": pipelines}
-
-
-def _rows(timeline: PredictedTimeline, system: ColorSystem | None) -> list[str]:
-    """Return a row per stage, and the legend of its colours."""
-    simulation, models, assignments = timeline.simulation, timeline.models, timeline.assignments
-    paint, legend = row_colors(system, models, assignments)
-    if timeline.is_data_parallel:
-        return [*legend, pipeline_blocks(models, assignments, simulation, paint)]
-    return [*legend, *plan_rows(models[0], assignments[0], simulation.whole, paint)]
 
 
 def _figures(simulation: Simulation) -> dict[str, Any]:
@@ -118,7 +108,7 @@ def _instruction(model: PipelineModel, node: int) -> list[str | int]:
     return [str(kind), microbatch, chunk] if chunk else [str(kind), microbatch]
 
 
-def _summary(timeline: PredictedTimeline) -> str:
+def _summary(timeline: SimulatedPlan) -> str:
     """Return the figures as text; peaks are the highest of all pipelines."""
     simulation, schedule = timeline.simulation.whole, timeline.models[0].schedule
     held = zip(*(own.peak_activations for own in timeline.simulation.pipelines), strict=True)

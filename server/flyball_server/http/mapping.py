@@ -18,7 +18,7 @@ from flyball_server.jobs.records import (
 from flyball_server.jobs.registry.inspection import JobSummary
 from flyball_server.jobs.registry.launch import Launch
 from flyball_server.jobs.registry.registration import KnownRank
-from flyball_server.jobs.replanning.plan_documents import any_plan_document
+from flyball_server.planning.documents.plan_document import plan_document
 from flyball_wire import messages
 from flyball_wire.messages import JobSpec
 
@@ -139,7 +139,7 @@ def plan_view(record: PlanRecord) -> messages.PlanView:
         version=record.version,
         first_step=record.first_step,
         created_at=record.created_at.isoformat(),
-        plan=any_plan_document(record.plan, solve_s=record.solve_s),
+        plan=plan_document(record.plan, solve_s=record.solve_s),
         measurement_detail=record.measurement_detail,
         baseline_cycle=record.baseline_cycle,
     )

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from flyball_server.jobs.bounds import check_count
 from flyball_server.jobs.errors import InvalidFieldError
 from flyball_server.jobs.records import Record
-from flyball_server.planning.request_options import MAX_SLOWDOWN
 from flyball_wire.closed_loop import MissedTarget, StragglerReason, Timetable
 from flyball_wire.messages import MAX_RANKS
 from flyball_wire.online_profiling import ProfilingResult
 from flyball_wire.orders import OrderAdvice
+from flyball_wire.plan import MAX_SLOWDOWN
 from flyball_wire.plan_options import Effort
 
 

@@ -26,7 +26,6 @@ from flyball_server.jobs.records import (
 )
 from flyball_server.jobs.registry.inspection import newest_plan, require_plan
 from flyball_server.jobs.store.sql.job_reader import JobReader
-from flyball_server.planning.probe_plan import ProbePlan
 from flyball_server.profiling.observations import (
     InstructionTimes,
     ProbedVersion,
@@ -108,7 +107,7 @@ def probe_plans(reader: JobReader, job_id: str) -> list[PlanRecord]:
     plans: list[PlanRecord] = []
     for entry in reversed(reader.list_versions(job_id)):
         record = require_plan(reader, job_id, entry.version)
-        if not isinstance(record.plan, ProbePlan):
+        if not record.plan.is_probe:
             break
         plans.append(record)
     return plans[::-1]
@@ -142,7 +141,7 @@ def _has_started_over(two: Sequence[PlanRecord | PlanVersion]) -> bool:
 def _is_highest(record: PlanRecord) -> bool:
     """Return whether each stage runs at one clock throughout, as the first version does."""
     plan = record.plan
-    return isinstance(plan, ProbePlan) and all(
+    return plan.is_probe and all(
         len(set(of_stage)) == 1 for row in plan.cycle_mhz for of_stage in row
     )
 
@@ -259,7 +258,7 @@ def probed_versions(plans: Iterable[PlanRecord]) -> tuple[ProbedVersion, ...]:
     return tuple(
         ProbedVersion(version=record.version, first_step=record.first_step, plan=record.plan)
         for record in plans
-        if isinstance(record.plan, ProbePlan)
+        if record.plan.is_probe
     )
 
 

@@ -19,8 +19,6 @@ from flyball_server.jobs.bounds import (
 )
 from flyball_server.jobs.errors import InvalidFieldError
 from flyball_server.jobs.job_state import JobInput, check_move
-from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan
-from flyball_server.planning.probe_plan import ProbePlan
 from flyball_wire.messages import (
     MAX_RANKS,
     MAX_STAGES,
@@ -30,6 +28,7 @@ from flyball_wire.messages import (
     JobState,
     MeasurementDetail,
 )
+from flyball_wire.plan import Plan, Purpose
 
 # No leading dot: `..` in an address leads elsewhere.
 JOB_ID_PATTERN = "^[A-Za-z0-9_-][A-Za-z0-9._+-]{0,127}$"
@@ -210,9 +209,6 @@ def _falling(clocks_mhz: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(sorted(set(clocks_mhz), reverse=True))
 
 
-AnyPlan = FrequencyPlan | DataParallelPlan | ProbePlan
-
-
 @dataclass(frozen=True, kw_only=True)
 class PlanRecord(Record):
     """One version of a job's plan; only `first_step` is ever added, once.
@@ -230,7 +226,7 @@ class PlanRecord(Record):
     version: int
     created_at: datetime
     solve_s: float
-    plan: AnyPlan
+    plan: Plan
     first_step: int | None = None
     measurement_detail: MeasurementDetail = MeasurementDetail.TOTALS
     baseline_cycle: tuple[bool, ...] = ()
@@ -241,11 +237,19 @@ class PlanRecord(Record):
         return identity_of(self.created_at)
 
     @property
+    def purpose(self) -> Purpose:
+        """Purpose of the version, by what it has its ranks run and measure."""
+        if self.plan.is_probe:
+            return Purpose.PROBE
+        if self.baseline_cycle:
+            return Purpose.COMPARISON
+        is_measured = self.measurement_detail == MeasurementDetail.INSTRUCTIONS
+        return Purpose.RAISE if is_measured else Purpose.PLAN
+
+    @property
     def cycle_length(self) -> int:
         """Number of steps after which the clocks repeat; 1: all steps are equal."""
-        if isinstance(self.plan, ProbePlan):
-            return len(self.plan.cycle_mhz)
-        return len(self.baseline_cycle) or 1
+        return len(self.plan.cycle_mhz) or len(self.baseline_cycle) or 1
 
 
 _STEP_COUNTS = (

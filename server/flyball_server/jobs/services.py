@@ -14,12 +14,12 @@ from flyball_server.jobs.lifecycle.job_life import DEFAULT_LIFE, LifeTimes, utc_
 from flyball_server.jobs.records import JobRecord
 from flyball_server.jobs.store.contract import JobStore
 from flyball_server.jobs.store.sql.job_reader import JobReader
-from flyball_server.planning.plan import FrequencyPlan
 from flyball_server.planning.planner import PlanRequest, make_plan_only
 from flyball_server.solving.in_thread import PlannerThreads
 from flyball_wire.energy_factors import NO_FACTORS, EnergyFactors
+from flyball_wire.plan import Plan
 
-Planner = Callable[[PlanRequest], FrequencyPlan]
+Planner = Callable[[PlanRequest], Plan]
 NotifyPollers = Callable[[str], None]
 EnqueueReconcile = Callable[[str], None]
 IsReconciledAfterPosts = Callable[[JobReader, JobRecord], bool]

@@ -10,11 +10,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from flyball_server.planning.data_parallel import (
-    DataParallelRequest,
-    choose_jointly,
-    join_pipelines,
-)
+from flyball_server.planning.data_parallel import DataParallelRequest, choose_jointly
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.frontier.noise_reserve import solver_with_reserve
 from flyball_server.planning.frontier.relaxation import (
@@ -24,6 +20,7 @@ from flyball_server.planning.frontier.relaxation import (
 )
 from flyball_server.planning.frontier.solver import DeadlinePlan, DeadlineSolver
 from flyball_server.planning.model.early_requests import EarlyRequestBatch
+from flyball_server.planning.model.joint_model import join_pipelines
 from flyball_server.planning.model.late_clocks import LateClockSimulator
 from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_server.planning.model.simulator import time_and_energy
@@ -214,7 +211,7 @@ def make_frontier(
         raise PlanningError(f"must be from 2 to {MAX_NUM_POINTS}, not {num_points}", field="points")
     pipelines = request.pipelines if isinstance(request, DataParallelRequest) else (request,)
     models = [model_of_request(pipeline) for pipeline in pipelines]
-    model = join_pipelines(models) if len(models) > 1 else models[0]
+    model = join_pipelines(models)
     first = pipelines[0].with_options(max_switches=None, min_dwell_ms=None)
     at_once = model.without_transitions()
     baseline_s = time_and_energy(at_once, at_once.baseline())[0]

@@ -10,7 +10,7 @@ limit fall together and the iteration takes no longer. The price rises until the
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -20,8 +20,9 @@ from flyball_server.planning.cancellation import cancellation_point
 from flyball_server.planning.model.array_dag import FloatArray
 from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_server.planning.model.simulator import RELATIVE_TIME_TOLERANCE
-from flyball_server.planning.planner import PlanRequest, SolvedPlan, make_plan, plan_of_choice
+from flyball_server.planning.planner import PlanRequest, make_plan, simulated_choice
 from flyball_server.planning.policies._base import PolicyChoice
+from flyball_server.planning.simulated_plan import SimulatedPlan
 
 # The first price of a unit of leverage, as a share of the energy, and how often it is doubled.
 _FIRST_PRICE, _MAX_RISES = 0.0005, 16
@@ -47,7 +48,7 @@ class LeverageLimit:
     largest: float
 
 
-def plan_within(request: PlanRequest, limit: LeverageLimit) -> SolvedPlan | None:
+def plan_within(request: PlanRequest, limit: LeverageLimit) -> SimulatedPlan | None:
     """Return a plan for the request's target within the limit, at clocks of the profile.
 
     It takes no longer than the plan without a limit. Clocks change at once.
@@ -60,7 +61,7 @@ def plan_within(request: PlanRequest, limit: LeverageLimit) -> SolvedPlan | None
     """
     solved = make_plan(request)
     search = _Search(solved, limit)
-    price_j = _FIRST_PRICE * solved.plan.energy_j
+    price_j = _FIRST_PRICE * solved.plan.predicted.energy_j
     for _ in range(_MAX_RISES):
         search.improve(price_j)
         if search.is_within:
@@ -70,10 +71,11 @@ def plan_within(request: PlanRequest, limit: LeverageLimit) -> SolvedPlan | None
         return None
     assignment = search.choices.tolist()
     choice = PolicyChoice(
-        assignment=assignment, lower_bound_j=solved.plan.lower_bound_j, reserve=solved.plan.reserve
+        assignment=assignment,
+        lower_bound_j=solved.plan.predicted.lower_bound_j,
+        reserve=solved.plan.reserve,
     )
-    plan = plan_of_choice(request, solved.model, choice)
-    return replace(solved, plan=plan, assignment=assignment)
+    return simulated_choice(request, [solved.model], choice)
 
 
 class _Search:
@@ -83,7 +85,7 @@ class _Search:
         choices: per node, an index into its operating points; shape (num_nodes,).
     """
 
-    def __init__(self, solved: SolvedPlan, limit: LeverageLimit) -> None:
+    def __init__(self, solved: SimulatedPlan, limit: LeverageLimit) -> None:
         model = solved.model
         self.choices = np.array(solved.assignment)
         self._dag, self._deadline_s = model.dag, solved.plan.iteration_time_s

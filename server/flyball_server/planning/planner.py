@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from flyball_pipeline.dag import nodes_in_order
 from flyball_pipeline.errors import PipelineError
-from flyball_pipeline.schedule import Schedule, VirtualStages, one_chunk_each
 from flyball_pipeline.schedules.explicit import explicit_order
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.planning.cancellation import cancellation_point
 from flyball_server.planning.errors import PlanningError
+from flyball_server.planning.frontier.saving_sources import saving_sources
+from flyball_server.planning.model.joint_model import (
+    join_pipelines,
+    simulate_jointly,
+    split_assignment,
+    with_joint_requests,
+)
 from flyball_server.planning.model.pipeline_model import (
     Assignment,
     PipelineModel,
     build_model,
     check_draw,
 )
-from flyball_server.planning.model.simulator import time_and_energy
-from flyball_server.planning.plan import (
-    FrequencyPlan,
-    PlannedInstruction,
-    PlannedRequest,
-    PlannedStages,
-    PlanPrediction,
+from flyball_server.planning.model.simulator import (
+    Simulation,
+    iteration_energy_j,
+    time_and_energy,
 )
 from flyball_server.planning.policies import choose
 from flyball_server.planning.policies._base import PolicyChoice, PolicyRequest
@@ -42,6 +45,18 @@ from flyball_server.planning.schedule_choice import (
     is_auto,
 )
 from flyball_server.planning.scheduling import ActivationMemory, ScheduleContext, schedule_for
+from flyball_server.planning.simulated_plan import SimulatedPlan
+from flyball_wire.closed_loop import ComparedPlan
+from flyball_wire.plan import (
+    PipelinePlan,
+    Plan,
+    PlannedRequest,
+    PlannedStages,
+    Prediction,
+    StagePrediction,
+    chunk_places,
+    clocked_stages,
+)
 from flyball_wire.plan_options import PlanOptions, Policy
 
 # What a report says.
@@ -80,21 +95,7 @@ PhaseReport = Callable[[str], None]
 """Told what the planner is about to do, in a few words: `searching for clocks`."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class SolvedPlan:
-    """Plan with its model and assignment, so that it can be printed or drawn without a rebuild.
-
-    Attributes:
-        model: the pipeline, under the plan's schedule.
-        assignment: the plan's clocks, per node of the model's DAG the index of its point.
-    """
-
-    plan: FrequencyPlan
-    model: PipelineModel
-    assignment: Assignment
-
-
-def make_plan(request: PlanRequest, report: PhaseReport = lambda _: None) -> SolvedPlan:
+def make_plan(request: PlanRequest, report: PhaseReport = lambda _: None) -> SimulatedPlan:
     """Return the plan that the request's policy makes.
 
     Raises:
@@ -107,18 +108,14 @@ def make_plan(request: PlanRequest, report: PhaseReport = lambda _: None) -> Sol
         choice, named = chosen.choice, request.with_options(schedule=chosen.name)
         if not chosen.is_final:
             choice = choose_clocks(named.with_options(target=chosen.target), chosen.model)
-        model = chosen.model.with_requests(choice.requests)
-        plan = replace(plan_of_choice(named, model, choice), considered=chosen.considered)
-        return SolvedPlan(plan=plan, model=model, assignment=choice.assignment)
+        solved = simulated_choice(named, [chosen.model], choice)
+        return replace(solved, plan=replace(solved.plan, considered=chosen.considered))
     model = model_of_request(request)
     report(SEARCHING)
-    choice = choose_clocks(request, model)
-    model = model.with_requests(choice.requests)
-    plan = plan_of_choice(request, model, choice)
-    return SolvedPlan(plan=plan, model=model, assignment=choice.assignment)
+    return simulated_choice(request, [model], choose_clocks(request, model))
 
 
-def make_plan_only(request: PlanRequest) -> FrequencyPlan:
+def make_plan_only(request: PlanRequest) -> Plan:
     """Return the plan alone, for storage and for other processes.
 
     The model of 64 stages x 256 microbatches has some 20 MB, the plan less than one.
@@ -231,58 +228,116 @@ def _activation_memory(request: PlanRequest) -> ActivationMemory | None:
     return ActivationMemory(activation_bytes=activation_bytes, free_bytes=free_bytes)
 
 
-def plan_of_choice(
-    request: PlanRequest, model: PipelineModel, choice: PolicyChoice
-) -> FrequencyPlan:
-    """Return the plan of a policy's choice, with its prediction on the model."""
-    return FrequencyPlan(
-        **vars(prediction_of(request, model, model.schedule, choice)),
-        stages=planned_stages(model, choice.assignment),
-        requests=planned_requests(model),
-    )
-
-
-def prediction_of(
-    request: PlanRequest, model: PipelineModel, schedule: Schedule, choice: PolicyChoice
-) -> PlanPrediction:
-    """Return the inputs and predictions of a plan.
+def simulated_choice(
+    request: PlanRequest,
+    models: Sequence[PipelineModel],
+    choice: PolicyChoice,
+    *,
+    dp_ranks: Sequence[tuple[int, ...]] = ((),),
+) -> SimulatedPlan:
+    """Return the plan of a policy's choice with its simulation.
 
     Args:
         request: request that it was planned for; its profile is not used.
-        model: model that the choice was made for, of all pipelines together.
-        schedule: schedule of each pipeline.
-        choice: choice of the policy.
+        models: model of each pipeline, without the requests of the choice.
+        choice: choice of the policy, for `join_pipelines` of the models.
+        dp_ranks: data-parallel ranks that each model stands for; empty: all ranks, of one model.
     """
-    options = request.options
-    iteration_time_s, energy_j = time_and_energy(model, choice.assignment)
-    by_default = model.with_requests({})
-    baseline_time_s, baseline_energy_j = time_and_energy(by_default, model.baseline())
-    return PlanPrediction(
+    options, schedule = request.options, models[0].schedule
+    models = with_joint_requests(models, choice.requests)
+    joint, assignments = join_pipelines(models), split_assignment(models, choice.assignment)
+    simulation = simulate_jointly(models, assignments, joint)
+    plan = Plan(
         policy=options.policy,
         reconfigure=options.reconfiguration,
         schedule=options.schedule,
         target=options.target,
         num_microbatches=request.num_microbatches,
-        blocking_power_w=model.blocking_power_w,
-        iteration_time_s=iteration_time_s,
-        energy_j=energy_j,
-        baseline_iteration_time_s=baseline_time_s,
-        baseline_energy_j=baseline_energy_j,
-        lower_bound_j=choice.lower_bound_j,
-        virtual_stages=_chunk_places(schedule),
+        blocking_power_w=joint.blocking_power_w,
+        iteration_time_s=simulation.whole.iteration_time_s,
+        pipelines=tuple(
+            PipelinePlan(
+                stages=planned_stages(model, assignment),
+                requests=planned_requests(model),
+                dp_ranks=own_ranks,
+                iteration_time_s=own.iteration_time_s if own_ranks else None,
+                energy_j=own.energy_j if own_ranks else None,
+            )
+            for model, assignment, own, own_ranks in zip(
+                models, assignments, simulation.pipelines, dp_ranks, strict=True
+            )
+        ),
+        prediction=predicted(
+            joint,
+            choice.assignment,
+            simulation.whole,
+            lower_bound_j=choice.lower_bound_j,
+            compared=single_clock_plans(joint.with_requests({}), options),
+        ),
+        virtual_stages=chunk_places(schedule),
         weight_versions=schedule.weight_versions,
         reserve=choice.reserve,
-        transitions=model.transitions,
-        tail_s=model.dag.tail_s,
+        transitions=joint.transitions,
+        tail_s=joint.dag.tail_s,
         transfer_s=iteration_delays_s(options)[1],
-        compared=single_clock_plans(by_default, options),
+    )
+    return SimulatedPlan(
+        plan=plan, models=tuple(models), assignments=tuple(assignments), simulation=simulation
     )
 
 
-def _chunk_places(schedule: Schedule) -> VirtualStages:
-    """Return the schedule's chunks for the plan; empty where stage s is virtual stage s."""
-    is_plain = schedule.virtual_stages == one_chunk_each(schedule.num_stages)
-    return () if is_plain else schedule.virtual_stages
+def predicted(
+    model: PipelineModel,
+    assignment: Assignment,
+    simulation: Simulation,
+    *,
+    lower_bound_j: float | None = None,
+    compared: tuple[ComparedPlan, ...] = (),
+) -> Prediction:
+    """Return the prediction of a simulated plan, beside that of its baseline.
+
+    Args:
+        model: model of the plan, of all pipelines together.
+        assignment: clocks of the plan.
+        simulation: an iteration of the plan.
+        lower_bound_j: as in `Prediction`.
+        compared: as in `Prediction`.
+    """
+    baseline_time_s, baseline_j = time_and_energy(model.with_requests({}), model.baseline())
+    return Prediction(
+        energy_j=simulation.energy_j,
+        baseline_iteration_time_s=baseline_time_s,
+        baseline_energy_j=baseline_j,
+        lower_bound_j=lower_bound_j,
+        compared=compared,
+        saving_sources=saving_sources(model, simulation, baseline_time_s),
+        late_changes_j=_late_changes_j(model, assignment, simulation),
+        stages=_stage_predictions(model, simulation),
+    )
+
+
+def _late_changes_j(model: PipelineModel, assignment: Assignment, simulation: Simulation) -> float:
+    if model.transitions is None:
+        return 0.0
+    at_once_j = iteration_energy_j(
+        model.without_transitions(), assignment, simulation.iteration_time_s
+    )
+    return simulation.energy_j - at_once_j
+
+
+def _stage_predictions(model: PipelineModel, simulation: Simulation) -> tuple[StagePrediction, ...]:
+    power_w = model.stage_blocking_power_w
+    busy_s = [0.0] * len(power_w)
+    energy_j = [simulation.iteration_time_s * of_stage_w for of_stage_w in power_w]
+    for stage, node_s, node_j in zip(
+        model.dag.stage, simulation.busy_s, simulation.busy_j, strict=True
+    ):
+        busy_s[stage] += node_s
+        energy_j[stage] += node_j - power_w[stage] * node_s
+    return tuple(
+        StagePrediction(busy_s=busy, energy_j=energy)
+        for busy, energy in zip(busy_s, energy_j, strict=True)
+    )
 
 
 def planned_requests(model: PipelineModel) -> tuple[PlannedRequest, ...]:
@@ -306,17 +361,11 @@ def planned_requests(model: PipelineModel) -> tuple[PlannedRequest, ...]:
 
 def planned_stages(model: PipelineModel, assignment: Assignment) -> PlannedStages:
     """Per stage, its instructions in the order of execution, with their clocks."""
-    clocks_mhz = [
-        points[choice].frequency_mhz
-        for points, choice in zip(model.points, assignment, strict=True)
-    ]
-    schedule = model.schedule
-    return tuple(
-        tuple(
-            PlannedInstruction(kind, microbatch, clocks_mhz[node], chunk)
-            for (kind, microbatch, chunk), node in zip(instructions, nodes, strict=True)
-        )
-        for instructions, nodes in zip(
-            schedule.stages, nodes_in_order(schedule, model.dag), strict=True
-        )
+    points, schedule = model.points, model.schedule
+    return clocked_stages(
+        schedule.stages,
+        [
+            [points[node][assignment[node]].frequency_mhz for node in nodes]
+            for nodes in nodes_in_order(schedule, model.dag)
+        ],
     )

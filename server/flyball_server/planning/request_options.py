@@ -12,8 +12,6 @@ from flyball_wire.plan_options import PlanOptions
 DEFAULT_RECONFIGURE_GRANULARITY_MHZ = 30
 # Of an iteration's time, the most that calls for the GPUs of a node take.
 MAX_CALL_SHARE = 0.5
-# Beyond these a GPU is another one, or stopped.
-MIN_SLOWDOWN, MAX_SLOWDOWN = 0.01, 100.0
 
 
 def clock_transitions(options: PlanOptions) -> ClockTransitions | None:

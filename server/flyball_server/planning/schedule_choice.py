@@ -23,13 +23,10 @@ from flyball_server.planning.frontier.noise_reserve import solver_with_reserve
 from flyball_server.planning.frontier.solver import DeadlineSolver
 from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_server.planning.model.simulator import RELATIVE_TIME_TOLERANCE, time_and_energy
-from flyball_server.planning.plan import ConsideredSchedule
 from flyball_server.planning.policies._base import PolicyChoice, PolicyRequest
 from flyball_server.planning.policies.frontier import choice_with
-from flyball_server.planning.request_options import (
-    DEFAULT_RECONFIGURE_GRANULARITY_MHZ,
-    rounded_up,
-)
+from flyball_server.planning.request_options import DEFAULT_RECONFIGURE_GRANULARITY_MHZ, rounded_up
+from flyball_wire.plan import ConsideredSchedule
 from flyball_wire.plan_options import PlanOptions
 from flyball_wire.targets import Target, parse_target
 

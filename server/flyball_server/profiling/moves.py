@@ -14,7 +14,6 @@ import numpy as np
 from flyball_pipeline.instruction import InstructionKind
 from flyball_profiles.rank_merge import whole_stages
 from flyball_profiles.stage_profile import MAX_JITTER, OperatingPoint, StageProfile
-from flyball_server.planning.probe_plan import ProbePlan
 from flyball_server.profiling.arms import needed_points, next_arms
 from flyball_server.profiling.differing_work import work_scatter
 from flyball_server.profiling.observations import (
@@ -28,6 +27,7 @@ from flyball_server.profiling.observations import (
 from flyball_server.profiling.stage_estimates import StageFindings, find
 from flyball_server.profiling.version_design import ProbedBaseline, baseline_plan, probe_plan
 from flyball_wire.online_profiling import ProbedPoint, ProfilingResult, ProfilingState
+from flyball_wire.plan import Plan
 
 # Of a single instruction's time: with more of it a mean of many says little.
 _MOST_SCATTER = 0.5
@@ -43,7 +43,7 @@ _PATIENCE = 2
 class Probe:
     """Give the ranks this plan as the next version."""
 
-    plan: ProbePlan
+    plan: Plan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,7 +215,9 @@ def _underestimate(
     they were made.
     """
     predicted_s = {
-        each.version: each.plan.iteration_time_s for each in versions if each.plan.num_steps > 1
+        each.version: each.plan.iteration_time_s
+        for each in versions
+        if len(each.plan.cycle_mhz) > 1
     }
     beyond_s = [
         step.time_s - predicted_s[step.version]
@@ -230,7 +232,7 @@ def _num_steps(versions: Sequence[ProbedVersion], steps: Sequence[_Iteration]) -
 
 
 def _needed_steps(version: ProbedVersion) -> int:
-    return max(version.plan.num_steps, _BASELINE_STEPS)
+    return max(len(version.plan.cycle_mhz), _BASELINE_STEPS)
 
 
 def _remaining_steps(

@@ -18,7 +18,7 @@ from flyball_pipeline.schedule import Schedule
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.model.array_dag import FloatArray, IndexArray
 from flyball_server.planning.model.pipeline_model import MAX_BLOCKING_POWER_W
-from flyball_server.planning.probe_plan import ProbePlan
+from flyball_wire.plan import Plan
 
 DEFAULT_SLOWDOWN_CAP = 0.1
 DEFAULT_MAX_STEPS = 200
@@ -128,7 +128,7 @@ class ProbedVersion:
 
     version: int
     first_step: int | None
-    plan: ProbePlan
+    plan: Plan
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

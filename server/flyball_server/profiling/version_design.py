@@ -11,17 +11,16 @@ from numpy.typing import NDArray
 
 from flyball_pipeline.dag import step_dag
 from flyball_pipeline.paths import earliest_finish_s, forward_pass, latest_finish_s
-from flyball_pipeline.schedule import one_chunk_each
 from flyball_server.planning.model.array_dag import (
     ArrayDag,
     FloatArray,
     array_dag,
     earliest_finishes_s,
 )
-from flyball_server.planning.probe_plan import ProbePlan
 from flyball_server.profiling.arms import Arm
 from flyball_server.profiling.observations import InstructionClass, ProbeSetup
 from flyball_server.profiling.stage_estimates import StageFindings
+from flyball_wire.plan import Plan, probe_of
 
 _BoolArray = NDArray[np.bool_]
 
@@ -50,31 +49,13 @@ class ProbedBaseline:
     energy_j: float | None
 
 
-def baseline_plan(setup: ProbeSetup) -> ProbePlan:
+def baseline_plan(setup: ProbeSetup) -> Plan:
     """Return the plan with every instruction at its stage's highest clock."""
     row = tuple(
         (clocks[0],) * len(instructions)
         for clocks, instructions in zip(setup.clocks_mhz, setup.schedule.stages, strict=True)
     )
-    return _plan(setup, (row,), iteration_time_s=1.0)
-
-
-def _plan(
-    setup: ProbeSetup,
-    cycle_mhz: tuple[tuple[tuple[int, ...], ...], ...],
-    *,
-    iteration_time_s: float,
-) -> ProbePlan:
-    schedule = setup.schedule
-    is_plain = schedule.virtual_stages == one_chunk_each(schedule.num_stages)
-    return ProbePlan(
-        schedule=schedule.name,
-        num_microbatches=schedule.num_microbatches,
-        stages=schedule.stages,
-        cycle_mhz=cycle_mhz,
-        iteration_time_s=iteration_time_s,
-        virtual_stages=() if is_plain else schedule.virtual_stages,
-    )
+    return probe_of(setup.schedule, (row,), 1.0)
 
 
 def probe_plan(
@@ -85,7 +66,7 @@ def probe_plan(
     block: int,
     baseline: ProbedBaseline,
     margin: float,
-) -> ProbePlan:
+) -> Plan:
     """Return a plan of blocks of steps in which each stage probes its arms in turn.
 
     Stages take their arms in turns that are shifted against each other, so that what one does
@@ -133,7 +114,7 @@ def probe_plan(
             )
         )
         cycle_mhz += [row] * block
-    return _plan(setup, tuple(cycle_mhz), iteration_time_s=predicted_s)
+    return probe_of(setup.schedule, tuple(cycle_mhz), predicted_s)
 
 
 class NoisyPipeline:

@@ -16,9 +16,8 @@ from flyball_server.jobs.registry.inspection import require_job, require_plan
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.kit.lru import Lru
-from flyball_server.planning.plan import DataParallelPlan
-from flyball_server.planning.probe_plan import PROBE_POLICY, ProbePlan
 from flyball_server.views.plan_facts import mean_stage_clocks_mhz
+from flyball_wire.plan import Purpose
 from flyball_wire.read_models import PlanKind, PlanSummary
 
 # Limit over all jobs; one of 64 stages takes some 3 KB.
@@ -125,23 +124,20 @@ def summary_of(record: PlanRecord, profile: StageProfile | None) -> PlanSummary:
         profile: the job's profile; None: no profile.
     """
     plan = record.plan
-    planned = None if isinstance(plan, ProbePlan) else plan
     return PlanSummary(
         version=record.version,
         kind=_kind(record),
         schedule=plan.schedule,
-        policy=PROBE_POLICY if planned is None else planned.policy,
-        target="" if planned is None else planned.target,
+        policy=plan.policy,
+        target=plan.target,
         created_at=record.created_at.isoformat(),
         first_step=record.first_step,
-        predicted=None if planned is None else predicted_iteration(planned),
+        predicted=predicted_iteration(plan),
         stage_clock_mhz=tuple(round(mhz, 3) for mhz in mean_stage_clocks_mhz(plan, profile)),
     )
 
 
 def _kind(record: PlanRecord) -> PlanKind:
-    if isinstance(record.plan, ProbePlan):
-        return PlanKind.PROBE
-    if record.baseline_cycle:
-        return PlanKind.COMPARISON
-    return PlanKind.SEPARATE if isinstance(record.plan, DataParallelPlan) else PlanKind.PLAN
+    if record.purpose in {Purpose.PROBE, Purpose.COMPARISON}:
+        return PlanKind(record.purpose)
+    return PlanKind.SEPARATE if record.plan.is_separate else PlanKind.PLAN

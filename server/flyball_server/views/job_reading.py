@@ -22,11 +22,12 @@ from flyball_server.jobs.savings.comparisons import progress_of
 from flyball_server.jobs.savings.savings import JobSavings, savings_of
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.sql.job_reader import JobReader
-from flyball_server.views.plan_facts import PlanFacts, StagePrediction, plan_facts
+from flyball_server.views.plan_facts import PlanFacts, plan_facts
 from flyball_server.views.planned_delays import planned_delays
 from flyball_wire.closed_loop import ComparisonStatus, MissedTarget, PlannedDelays
 from flyball_wire.energy_factors import NO_FACTORS, EnergyFactors
 from flyball_wire.messages import PlanVersion
+from flyball_wire.plan import StagePrediction
 from flyball_wire.read_models import MeasuredIteration, PredictedIteration
 
 # Time limit for reading jobs without a label of their own in one pass, s.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime
 
@@ -19,14 +19,12 @@ from flyball_server.jobs.registry.inspection import JobSummary, require_job, req
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.planning.documents.predicted_timeline import (
-    PredictedTimeline,
     critical_places,
     job_timeline,
-    own_dp_ranks,
     timeline_rows,
 )
-from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan
-from flyball_server.planning.probe_plan import ProbePlan
+from flyball_server.planning.simulated_plan import SimulatedPlan
+from flyball_wire.plan import Plan
 from flyball_wire.read_models import PlanTimeline, TimelineOfPlan, TimelineRow
 
 # Four times 64 stages and 256 microbatches: some 2.5 MB compressed, and 6 s of a core.
@@ -86,7 +84,7 @@ def get_timeline(
         key = _key(reader, job_id, version)
         plan = require_plan(reader, job_id, key.version).plan
         profile = reader.find_profile(job_id)
-    if isinstance(plan, ProbePlan):
+    if plan.is_probe:
         problem = "it was made to learn from; its clocks change from step to step"
         raise UndrawablePlanError(job_id=job_id, version=key.version, problem=problem)
     if profile is None:
@@ -97,7 +95,6 @@ def get_timeline(
     except PipelineError as error:
         problem = f"the job's profile does not fit it: {error}"
         raise UndrawablePlanError(job_id=job_id, version=key.version, problem=problem) from error
-    dp_ranks = own_dp_ranks(plan)
     return key, PlanTimeline(
         job_id=job_id,
         version=key.version,
@@ -105,8 +102,8 @@ def get_timeline(
         is_as_planned=is_as_planned,
         schedule=plan.schedule,
         num_microbatches=plan.num_microbatches,
-        plan=_timeline_of_plan(timeline, dp_ranks),
-        baseline=_timeline_of_plan(timeline.baseline(), dp_ranks),
+        plan=_timeline_of_plan(timeline),
+        baseline=_timeline_of_plan(timeline.baseline()),
     )
 
 
@@ -134,22 +131,21 @@ def _version(summary: JobSummary, asked: int | None) -> int:
     return chosen
 
 
-def _check_length(job_id: str, version: int, plan: FrequencyPlan | DataParallelPlan) -> None:
-    pipelines = [plan] if isinstance(plan, FrequencyPlan) else plan.pipelines
-    length = sum(len(stage) for pipeline in pipelines for stage in pipeline.stages)
+def _check_length(job_id: str, version: int, plan: Plan) -> None:
+    length = sum(len(stage) for pipeline in plan.pipelines for stage in pipeline.stages)
     if length > MAX_INSTRUCTIONS:
         raise TimelineTooLongError(
             job_id=job_id, version=version, length=length, most=MAX_INSTRUCTIONS
         )
 
 
-def _timeline_of_plan(timeline: PredictedTimeline, dp_ranks: Sequence[int]) -> TimelineOfPlan:
+def _timeline_of_plan(timeline: SimulatedPlan) -> TimelineOfPlan:
     whole = timeline.simulation.whole
     return TimelineOfPlan(
         iteration_time_s=round(whole.iteration_time_s, _TIME_DECIMALS),
         energy_j=round(whole.energy_j, _ENERGY_DECIMALS),
         bubble_fraction=round(whole.bubble_fraction, 6),
-        rows=tuple(_rounded_row(row) for row in timeline_rows(timeline, dp_ranks)),
+        rows=tuple(_rounded_row(row) for row in timeline_rows(timeline)),
         critical_path=critical_places(timeline),
     )
 

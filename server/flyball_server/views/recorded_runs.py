@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from flyball_pipeline.instruction import Instruction, InstructionKind
+from flyball_pipeline.instruction import InstructionKind
 from flyball_pipeline.schedule import Schedule
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.jobs.errors import UnrecordedRunsError
@@ -21,8 +21,6 @@ from flyball_server.jobs.registry.inspection import require_job
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.jobs.versions.rank_plans import rank_cycle_mhz
-from flyball_server.planning.plan import FrequencyPlan
-from flyball_server.planning.probe_plan import ProbePlan
 from flyball_server.replay.recorded_runs import (
     KINDS,
     IterationTotals,
@@ -271,35 +269,21 @@ class _Measured:
             raise _UnfitError(
                 f"{name}: runs schedule {plan.schedule}, the newest version {schedule.name}"
             )
-        order: tuple[tuple[Instruction, ...], ...]
-        clocks_mhz: tuple[tuple[int, ...], ...]
-        if isinstance(plan, ProbePlan):
-            order = plan.stages
-            clocks_mhz = tuple(
-                tuple(max(column) for column in zip(*rows, strict=True))
-                for rows in zip(*plan.cycle_mhz, strict=True)
-            )
-        elif isinstance(plan, FrequencyPlan):
-            order = tuple(
-                tuple(Instruction(each.kind, each.microbatch, each.chunk) for each in of_stage)
-                for of_stage in plan.stages
-            )
-            clocks_mhz = tuple(
-                tuple(each.frequency_mhz for each in of_stage) for of_stage in plan.stages
-            )
-            if is_highest and record.baseline_cycle:
-                rows = [
-                    rank_cycle_mhz(record, stage, of_stage, self.profile)
-                    for stage, of_stage in enumerate(plan.stages)
-                ]
-                row = record.baseline_cycle.index(True)
-                clocks_mhz = tuple(
-                    cycle[row] if cycle else planned
-                    for cycle, planned in zip(rows, clocks_mhz, strict=True)
-                )
-        else:
+        if plan.is_separate:
             raise _UnfitError(f"{name}: its data-parallel pipelines have clocks of their own")
-        if order != schedule.stages:
+        pipeline = plan.pipelines[0]
+        clocks_mhz = pipeline.clocks_mhz
+        if is_highest and record.baseline_cycle:
+            rows = [
+                rank_cycle_mhz(record, stage, of_stage, self.profile)
+                for stage, of_stage in enumerate(plan.stages)
+            ]
+            row = record.baseline_cycle.index(True)
+            clocks_mhz = tuple(
+                cycle[row] if cycle else planned
+                for cycle, planned in zip(rows, clocks_mhz, strict=True)
+            )
+        if pipeline.order != schedule.stages:
             raise _UnfitError(f"{name}: its order is not that of {schedule.name}")
         return clocks_mhz
 

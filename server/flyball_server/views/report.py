@@ -18,7 +18,6 @@ from flyball_server.jobs.savings.headline import headline_of
 from flyball_server.jobs.savings.savings import savings_of
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.sql.job_reader import JobReader
-from flyball_server.planning.plan import PlanPrediction
 from flyball_server.views.planned_delays import planned_delays
 from flyball_wire.closed_loop import JobReport, MeasuredSavings, VersionSavings
 from flyball_wire.read_models import PredictedIteration
@@ -72,7 +71,7 @@ def _predicted(reader: JobReader, summary: JobSummary, fold: StepFold) -> Predic
         return fold.versions[version].predicted
     record = reader.find_plan(summary.job.job_id, version)
     plan = None if record is None else record.plan
-    return predicted_iteration(plan) if isinstance(plan, PlanPrediction) else None
+    return None if plan is None else predicted_iteration(plan)
 
 
 def _version_savings(

@@ -37,12 +37,7 @@ from flyball_server.planning.data_parallel import (
     DataParallelRequest,
     make_data_parallel_plan,
 )
-from flyball_server.planning.documents.plan_document import (
-    data_parallel_document,
-    data_parallel_plan_from_document,
-    plan_document,
-    plan_from_document,
-)
+from flyball_server.planning.documents.plan_document import plan_document, plan_from_document
 from flyball_server.planning.documents.recorded_plan import model_of_plan
 from flyball_server.planning.model import early_requests as early_requests_module
 from flyball_server.planning.model.clocked_instructions import ClockRequest
@@ -51,11 +46,13 @@ from flyball_server.planning.model.early_requests import (
     EarlyRequestBatch,
     early_requests,
 )
+from flyball_server.planning.model.joint_model import simulate_jointly
 from flyball_server.planning.model.late_clocks import LateClockSimulator
 from flyball_server.planning.model.pipeline_model import PipelineModel, build_model
 from flyball_server.planning.model.simulator import simulate, time_and_energy
-from flyball_server.planning.planner import SolvedPlan, make_plan, model_of_request
+from flyball_server.planning.planner import make_plan, model_of_request
 from flyball_server.planning.scheduling import schedule_for
+from flyball_server.planning.simulated_plan import SimulatedPlan
 from flyball_wire.plan_options import Policy
 
 
@@ -251,11 +248,11 @@ def test_exact_delays_cost_nothing_where_instructions_are_longer(
     solved, model = make_plan(request), model_of_request(request).without_transitions()
     figures = [time_and_energy(model, row) for row in every_choice(model).tolist()]
     slowdown = {"fastest": 1.0, "slowdown:0.05": 1.05, "least-energy": np.inf}[target]
-    deadline_s = solved.plan.baseline_iteration_time_s * slowdown * (1 + 1e-9)
+    deadline_s = solved.plan.predicted.baseline_iteration_time_s * slowdown * (1 + 1e-9)
     least_j = min(energy_j for time_s, energy_j in figures if time_s <= deadline_s)
-    assert solved.plan.energy_j == pytest.approx(least_j, rel=1e-9)
+    assert solved.plan.predicted.energy_j == pytest.approx(least_j, rel=1e-9)
     assert solved.plan.iteration_time_s <= deadline_s
-    assert bool(solved.plan.requests) is (solved.plan.num_switches > 0)
+    assert bool(solved.plan.pipelines[0].requests) is (solved.plan.num_switches > 0)
 
 
 @pytest.mark.slow
@@ -263,14 +260,14 @@ def test_early_requests_are_used_where_they_save() -> None:
     request = three_clocks_request(transition_ms=1300.0, target="slowdown:0.05")
     early = make_plan(request).plan
     late = make_plan(request.with_options(early_requests=False)).plan
-    assert late.requests == ()
-    assert early.energy_j <= late.energy_j * (1 + 1e-9)
-    assert early.lower_bound_j is not None
-    assert early.lower_bound_j <= early.energy_j
+    assert late.pipelines[0].requests == ()
+    assert early.predicted.energy_j <= late.predicted.energy_j * (1 + 1e-9)
+    assert early.predicted.lower_bound_j is not None
+    assert early.predicted.lower_bound_j <= early.predicted.energy_j
 
 
 @cache
-def example() -> SolvedPlan:
+def example() -> SimulatedPlan:
     """Two stages of the shipped profile under the delays of an A100, roughly."""
     profile = load_example_profile().select_stages((0, 7))
     transitions = delays((0.0045, 0.0058, 0.0075), (0.0032, 0.0041, 0.006), starts_settled=False)
@@ -283,10 +280,12 @@ def test_energies_of_many_plans_are_near_those_of_one_and_its_file_holds_its_req
     batch = EarlyRequestBatch(solved.model)
     energy_j = batch.estimated(np.array([solved.assignment])).total_energy_j[0]
     at_once_j = time_and_energy(solved.model.without_transitions(), solved.assignment)[1]
-    assert solved.plan.energy_j > at_once_j
-    assert energy_j - at_once_j == pytest.approx(solved.plan.energy_j - at_once_j, rel=0.05)
+    assert solved.plan.predicted.energy_j > at_once_j
+    assert energy_j - at_once_j == pytest.approx(
+        solved.plan.predicted.energy_j - at_once_j, rel=0.05
+    )
     plan = solved.plan
-    assert plan.requests
+    assert plan.pipelines[0].requests
     document = plan_document(plan, solve_s=0.0)
     assert document["requests"][0][3] == "begin"
     read = plan_from_document(document)
@@ -327,18 +326,18 @@ def test_pipelines_side_by_side_have_their_own_requests() -> None:
         assert len(model.requests) == len(pipeline.requests) > 0
         offsets_s = sorted(request.offset_s for request in model.requests.values())
         assert sorted(row.offset_s for row in pipeline.requests) == offsets_s
-    assert sum(len(one.requests) for one in solved.models) == len(solved.joint.requests)
     # With requests of exact delays nothing is late.
-    (_, at_once_j) = time_and_energy(solved.joint.without_transitions(), solved.assignment)
-    assert solved.plan.energy_j == pytest.approx(at_once_j)
-    document = data_parallel_document(solved.plan, solve_s=0.0)
-    assert data_parallel_plan_from_document(document) == solved.plan
+    at_once = [model.without_transitions() for model in solved.models]
+    at_once_j = simulate_jointly(at_once, solved.assignments).whole.energy_j
+    assert solved.plan.predicted.energy_j == pytest.approx(at_once_j)
+    document = plan_document(solved.plan, solve_s=0.0)
+    assert plan_from_document(document) == solved.plan
 
 
 @pytest.mark.parametrize("policy", [Policy.ENVELOPE, Policy.CONSTANT])
 def test_other_policies_request_as_instructions_end(policy: Policy) -> None:
     plan = make_plan(request_of(equal_profile(2), 3, policy=policy, transition_ms=5.0)).plan
-    assert plan.requests == ()
+    assert plan.pipelines[0].requests == ()
 
 
 @pytest.mark.slow
@@ -352,7 +351,7 @@ def test_a_plan_for_a_nodes_queue_is_in_time_where_one_for_a_single_gpu_is_late(
     alone = make_plan(request)
     together = make_plan(request.with_options(gpus_at_once=8))
     assert together.plan.transitions == a100.of_queue(8)
-    baseline_s = alone.plan.baseline_iteration_time_s
+    baseline_s = alone.plan.predicted.baseline_iteration_time_s
     assert together.plan.iteration_time_s <= baseline_s * (1 + 1e-9)
     queued = replace(alone.model, transitions=a100.of_queue(8))
     late_s, _ = time_and_energy(queued, alone.assignment)

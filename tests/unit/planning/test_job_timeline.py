@@ -12,15 +12,14 @@ from hypothesis import strategies as st
 
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.planning.documents.predicted_timeline import (
-    PredictedTimeline,
     critical_places,
     job_timeline,
-    own_dp_ranks,
     timeline_rows,
 )
-from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan, Slowdown
 from flyball_server.planning.planner import PlanRequest, make_plan
+from flyball_server.planning.simulated_plan import SimulatedPlan
 from flyball_server.planning.stragglers.slowed_pipelines import make_slowed_plan
+from flyball_wire.plan import Plan, Slowdown
 from flyball_wire.read_models import TimelineRow
 
 from .tiny_pipelines import (
@@ -44,12 +43,12 @@ CLOSE = 1e-9
 
 def rows_of(
     profile: StageProfile,
-    plan: FrequencyPlan | DataParallelPlan,
-) -> tuple[PredictedTimeline, tuple[TimelineRow, ...]]:
+    plan: Plan,
+) -> tuple[SimulatedPlan, tuple[TimelineRow, ...]]:
     """Of a plan that must be drawn as it was planned."""
     timeline, is_as_planned = job_timeline(profile, plan)
     assert is_as_planned
-    return timeline, timeline_rows(timeline, own_dp_ranks(plan))
+    return timeline, timeline_rows(timeline)
 
 
 # ------------------------------------------------------------------ on paper
@@ -104,7 +103,7 @@ def test_on_a_changed_profile_a_plan_takes_the_energy_of_that() -> None:
     )
     timeline, is_as_planned = job_timeline(dearer, plan)
     assert not is_as_planned
-    assert timeline.simulation.whole.energy_j == pytest.approx(plan.energy_j + 8)
+    assert timeline.simulation.whole.energy_j == pytest.approx(plan.predicted.energy_j + 8)
 
 
 def test_pipelines_that_run_alike_share_their_rows_and_wait_for_the_slow_one() -> None:
@@ -120,7 +119,7 @@ def test_pipelines_that_run_alike_share_their_rows_and_wait_for_the_slow_one() -
     assert (three.blocking_power_w, one.blocking_power_w) == (15.0, 5.0)
     assert critical_places(timeline) == ((0, 0), (0, 1), (1, 0), (1, 1))
     # At the highest clocks the three have finished half a second before the fourth.
-    at_highest = timeline_rows(timeline.baseline(), own_dp_ranks(plan))
+    at_highest = timeline_rows(timeline.baseline())
     assert at_highest[0].float_s == pytest.approx((0.5, 0.5))
     assert at_highest[1].float_s == pytest.approx((0.0, 0.0))
 
@@ -128,7 +127,7 @@ def test_pipelines_that_run_alike_share_their_rows_and_wait_for_the_slow_one() -
 # ------------------------------------------------------------------ what holds always
 
 
-def check(timeline: PredictedTimeline, rows: Sequence[TimelineRow]) -> None:
+def check(timeline: SimulatedPlan, rows: Sequence[TimelineRow]) -> None:
     """The rows add up to the iteration, and the critical paths lead through all of it."""
     whole = timeline.simulation.whole
     end_s = whole.iteration_time_s
@@ -178,8 +177,8 @@ def test_rows_of_a_plan_of_any_schedule_are_its_instructions_and_add_up_to_it(
         assert list(zip(*columns, strict=True)) == planned
     check(timeline, rows)
     at_highest = timeline.baseline()
-    assert at_highest.simulation.whole.energy_j == pytest.approx(plan.baseline_energy_j)
-    check(at_highest, timeline_rows(at_highest, [0]))
+    assert at_highest.simulation.whole.energy_j == pytest.approx(plan.predicted.baseline_energy_j)
+    check(at_highest, timeline_rows(at_highest))
 
 
 @settings(max_examples=10)
@@ -196,5 +195,5 @@ def test_rows_of_pipelines_of_uneven_speed_add_up_to_their_plan(
     plan = make_slowed_plan(request)
     timeline, rows = rows_of(profile, plan)
     assert len(rows) == 2 * profile.num_stages
-    assert timeline.simulation.whole.energy_j == pytest.approx(plan.energy_j)
+    assert timeline.simulation.whole.energy_j == pytest.approx(plan.predicted.energy_j)
     check(timeline, rows)

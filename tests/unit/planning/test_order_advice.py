@@ -27,9 +27,9 @@ def request(num_microbatches: int = 8, **options: Any) -> PlanRequest:  # noqa: 
 
 def energy_j(asked: PlanRequest, **options: object) -> float:
     """Energy at the deadline that 1F1B needs at the highest clocks."""
-    baseline_s = make_plan(request()).plan.baseline_iteration_time_s
+    baseline_s = make_plan(request()).plan.predicted.baseline_iteration_time_s
     changed = asked.with_options(target=f"deadline:{baseline_s}", **options)
-    return make_plan(changed).plan.energy_j
+    return make_plan(changed).plan.predicted.energy_j
 
 
 def test_the_order_that_saves_most_is_advised_with_what_its_plan_saves() -> None:

@@ -11,11 +11,11 @@ import pytest
 from flyball_pipeline.instruction import Instruction
 from flyball_pipeline.schedules.inputs import ExplicitOrder
 from flyball_server.jobs.probing import probing_schedule
-from flyball_server.planning.plan import DataParallelPlan, PlannedInstruction, Slowdown
 from flyball_server.planning.planner import PlanRequest, make_plan, model_of_request
 from flyball_server.planning.scheduling import ScheduleContext, schedule_for
 from flyball_server.planning.stragglers.slowed_pipelines import make_slowed_plan
 from flyball_wire.messages import JobSpec
+from flyball_wire.plan import PlannedInstruction, Slowdown
 from flyball_wire.plan_options import Policy, Reconfigure
 
 from .oracles import every_plan, least_energy_j
@@ -47,12 +47,13 @@ def test_a_plan_of_two_stages_is_as_on_paper() -> None:
         PlannedInstruction(kind=B, microbatch=1, frequency_mhz=1410),
     )
     assert {item.frequency_mhz for item in plan.stages[1]} == {1410}
-    assert (plan.baseline_iteration_time_s, plan.baseline_energy_j) == (9, 190)
-    assert (plan.iteration_time_s, plan.energy_j) == (9, 190 - 12 - 0.75 * 5)
-    assert plan.saving_percent == pytest.approx(100 * 15.75 / 190)
+    assert (plan.predicted.baseline_iteration_time_s, plan.predicted.baseline_energy_j) == (9, 190)
+    assert (plan.iteration_time_s, plan.predicted.energy_j) == (9, 190 - 12 - 0.75 * 5)
+    assert plan.predicted.saving_percent == pytest.approx(100 * 15.75 / 190)
     assert plan.slowdown_percent == 0
-    assert plan.gap_percent is None
-    assert replace(plan, lower_bound_j=170.0).gap_percent == pytest.approx(100 * 4.25 / 170)
+    assert plan.predicted.gap_percent is None
+    bounded = replace(plan.predicted, lower_bound_j=170.0)
+    assert bounded.gap_percent == pytest.approx(100 * 4.25 / 170)
 
 
 @pytest.mark.parametrize("policy", [Policy.FRONTIER, Policy.BASELINE])
@@ -83,13 +84,13 @@ def test_a_stage_whose_clock_cannot_be_set_is_planned_around(policy: Policy) -> 
     )
     plan = make_plan(request).plan
     assert {item.frequency_mhz for item in plan.stages[1]} == {1200}
-    assert plan.iteration_time_s <= plan.baseline_iteration_time_s
-    assert plan.energy_j <= plan.baseline_energy_j
+    assert plan.iteration_time_s <= plan.predicted.baseline_iteration_time_s
+    assert plan.predicted.energy_j <= plan.predicted.baseline_energy_j
     if policy == Policy.FRONTIER:
         best_j = least_energy_j(
-            every_plan(model_of_request(request)), plan.baseline_iteration_time_s
+            every_plan(model_of_request(request)), plan.predicted.baseline_iteration_time_s
         )
-        assert plan.energy_j == pytest.approx(best_j, rel=1e-9)
+        assert plan.predicted.energy_j == pytest.approx(best_j, rel=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -137,7 +138,7 @@ def test_a_single_step_runs_at_the_best_clock_of_its_profile(
         ((instruction,),) = plan.stages
         assert instruction.frequency_mhz == sm_clock_mhz
         point = PROFILE.at(0, S, sm_clock_mhz)
-        assert (plan.iteration_time_s, plan.energy_j) == pytest.approx(
+        assert (plan.iteration_time_s, plan.predicted.energy_j) == pytest.approx(
             (point.time_s, point.energy_j)
         )
 
@@ -145,11 +146,11 @@ def test_a_single_step_runs_at_the_best_clock_of_its_profile(
 def test_the_other_ranks_slow_down_to_a_straggler() -> None:
     slowdown = Slowdown(stage=0, slowdown=1.3, dp_rank=1)
     plan = make_slowed_plan(slowed_request(PROFILE, slowdown, num_pipelines=2, **OPTIONS))
-    assert isinstance(plan, DataParallelPlan)
+    assert plan.is_separate
     clocks = [pipeline.stages[0][0].frequency_mhz for pipeline in plan.pipelines]
     assert clocks == [1000, 1400]
     waiting_j = 80.0 * (1.3 - 1.25)
-    assert plan.energy_j == pytest.approx(460 / 2 + waiting_j + 1.3 * 600 / 2)
+    assert plan.predicted.energy_j == pytest.approx(460 / 2 + waiting_j + 1.3 * 600 / 2)
 
 
 def test_a_single_step_is_known_before_its_profile() -> None:

@@ -50,13 +50,15 @@ def test_gpt3_saves_more_than_perseus_and_is_near_the_bound(
     plan = make_plan(
         request_of(profile_of(file), num_microbatches, blocking_power_w=(power_w,))
     ).plan
-    assert plan.lower_bound_j is not None
-    assert plan.gap_percent is not None
-    bound_saving_percent = 100 * (1 - plan.lower_bound_j / plan.baseline_energy_j)
+    assert plan.predicted.lower_bound_j is not None
+    assert plan.predicted.gap_percent is not None
+    bound_saving_percent = 100 * (
+        1 - plan.predicted.lower_bound_j / plan.predicted.baseline_energy_j
+    )
     assert bound_saving_percent == pytest.approx(bound_percent, abs=0.01)
-    assert least_percent < plan.saving_percent <= bound_saving_percent
-    assert 0 <= plan.gap_percent <= gap_percent
-    assert plan.iteration_time_s <= plan.baseline_iteration_time_s
+    assert least_percent < plan.predicted.saving_percent <= bound_saving_percent
+    assert 0 <= plan.predicted.gap_percent <= gap_percent
+    assert plan.iteration_time_s <= plan.predicted.baseline_iteration_time_s
 
 
 @pytest.mark.parametrize(
@@ -72,5 +74,5 @@ def test_envpipe_saves_what_was_published_on_a100_to_the_second_decimal_on_a40_w
     for num_microbatches, saving_percent in zip((12, 24, 48, 96), savings_percent, strict=True):
         options: dict[str, Any] = {"blocking_power_w": (power_w,), "policy": "envelope"}
         plan = make_plan(request_of(profile_of(file), num_microbatches, **options)).plan
-        assert plan.saving_percent == pytest.approx(saving_percent, abs=within)
-        assert plan.iteration_time_s <= plan.baseline_iteration_time_s
+        assert plan.predicted.saving_percent == pytest.approx(saving_percent, abs=within)
+        assert plan.iteration_time_s <= plan.predicted.baseline_iteration_time_s

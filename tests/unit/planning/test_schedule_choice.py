@@ -16,11 +16,11 @@ from flyball_server.planning.errors import TargetUnreachableError
 from flyball_server.planning.frontier.solver import DeadlineSolver
 from flyball_server.planning.frontier_curve import make_frontier
 from flyball_server.planning.model.pipeline_model import PipelineModel
-from flyball_server.planning.plan import FrequencyPlan
 from flyball_server.planning.planner import PlanRequest, make_plan, with_named_schedule
 from flyball_server.planning.schedule_choice import (
     candidate_schedules,
 )
+from flyball_wire.plan import Plan
 from flyball_wire.plan_options import Effort
 
 from .tiny_pipelines import B, F, I, W, profile_of, refuses
@@ -64,7 +64,7 @@ WHOLE_OR_LOOPED = (
 
 
 @cache
-def planned(target: str) -> FrequencyPlan:
+def planned(target: str) -> Plan:
     """The plan of the best order; several tests look at the same one."""
     return make_plan(request_of(target)).plan
 
@@ -74,19 +74,19 @@ def test_no_order_that_was_left_out_could_have_been_better(target: str) -> None:
     plan = planned(target)
     by_name = {entry.schedule: entry for entry in plan.considered}
     assert tuple(by_name) == WHOLE_OR_LOOPED
-    assert by_name[plan.schedule].energy_j == plan.energy_j
-    assert plan.lower_bound_j is not None
-    assert plan.lower_bound_j <= plan.energy_j * (1 + 1e-9)
+    assert by_name[plan.schedule].energy_j == plan.predicted.energy_j
+    assert plan.predicted.lower_bound_j is not None
+    assert plan.predicted.lower_bound_j <= plan.predicted.energy_j * (1 + 1e-9)
     for entry in plan.considered:
         if entry.energy_j is not None and entry.lower_bound_j is not None:
             assert entry.lower_bound_j <= entry.energy_j * (1 + 1e-9)
         elif entry.lower_bound_j is not None:
-            assert entry.lower_bound_j >= plan.energy_j
+            assert entry.lower_bound_j >= plan.predicted.energy_j
     if not target.startswith("power:"):
         planned_j = [entry.energy_j for entry in plan.considered if entry.energy_j is not None]
-        assert plan.energy_j == min(planned_j)
+        assert plan.predicted.energy_j == min(planned_j)
     read = plan_from_document(plan_document(plan, solve_s=0.1))
-    assert isinstance(read, FrequencyPlan)
+    assert not read.is_separate
     assert read == plan
 
 
@@ -94,7 +94,7 @@ def test_no_order_that_was_left_out_could_have_been_better(target: str) -> None:
 def test_for_a_power_budget_the_fastest_counts_and_then_the_least_energy(target: str) -> None:
     plan = planned(target)
     budget_w = float(target.partition(":")[2])
-    assert plan.energy_j <= budget_w * plan.iteration_time_s * (1 + 1e-9)
+    assert plan.predicted.energy_j <= budget_w * plan.iteration_time_s * (1 + 1e-9)
     found = [entry for entry in plan.considered if entry.energy_j and entry.iteration_time_s]
     fastest_s = min(entry.iteration_time_s or 0 for entry in found)
     assert plan.iteration_time_s == pytest.approx(fastest_s, rel=2e-4)
@@ -103,11 +103,11 @@ def test_for_a_power_budget_the_fastest_counts_and_then_the_least_energy(target:
         for entry in found
         if entry.iteration_time_s == pytest.approx(plan.iteration_time_s, rel=1e-9)
     ]
-    assert plan.energy_j == min(energy_j or 0 for energy_j in as_fast_j)
+    assert plan.predicted.energy_j == min(energy_j or 0 for energy_j in as_fast_j)
 
 
 def test_fastest_and_a_slowdown_are_measured_by_1f1b_at_the_highest_clocks() -> None:
-    baseline_s = make_plan(request_of(schedule="1f1b")).plan.baseline_iteration_time_s
+    baseline_s = make_plan(request_of(schedule="1f1b")).plan.predicted.baseline_iteration_time_s
     plan = planned("fastest")
     assert plan.schedule != "1f1b"
     assert plan.iteration_time_s <= baseline_s * (1 + 1e-9)
@@ -117,7 +117,7 @@ def test_fastest_and_a_slowdown_are_measured_by_1f1b_at_the_highest_clocks() -> 
 def test_the_plan_is_what_the_chosen_order_by_its_name_would_give_at_the_same_deadline() -> None:
     chosen = planned("deadline:40")
     named = make_plan(request_of("deadline:40", chosen.schedule)).plan
-    assert (named.energy_j, named.stages) == (chosen.energy_j, chosen.stages)
+    assert (named.predicted.energy_j, named.stages) == (chosen.predicted.energy_j, chosen.stages)
 
 
 def test_orders_that_the_profile_or_memory_do_not_allow_say_why() -> None:
@@ -137,7 +137,7 @@ def test_orders_may_be_named_and_1f1b_is_always_among_them() -> None:
     plan = make_plan(request_of(schedule="auto:zbv,dualpipev")).plan
     assert [entry.schedule for entry in plan.considered] == ["1f1b", "zbv", "dualpipev"]
     named = make_plan(request_of(schedule="1f1b")).plan
-    assert plan.considered[0].energy_j == named.energy_j
+    assert plan.considered[0].energy_j == named.predicted.energy_j
 
 
 @pytest.mark.parametrize("name", ["auto:", "auto:pipedream", "auto:2f2b", "auto:zbv,auto"])

@@ -104,32 +104,36 @@ def test_a_target_below_every_choice_is_refused_with_the_nearest(policy: Policy)
         (nearest,) = re.findall(said, str(refused.value))
         kind = target.partition(":")[0]
         met = make_plan(request.with_options(target=f"{kind}:{nearest}")).plan
-        figure = met.iteration_time_s if kind == "deadline" else met.energy_j / met.iteration_time_s
+        figure = (
+            met.iteration_time_s
+            if kind == "deadline"
+            else met.predicted.energy_j / met.iteration_time_s
+        )
         assert figure == pytest.approx(float(nearest), rel=1e-4)
 
 
 def test_a_plan_of_the_frontier_names_what_fixed_clocks_would_give() -> None:
     request = request_of(load_example_profile(), 4)
     plan = make_plan(request).plan
-    constant, for_all = plan.compared
+    constant, for_all = plan.predicted.compared
     assert (constant.name, for_all.name) == ("constant", "global")
-    assert plan.energy_j < constant.energy_j <= for_all.energy_j
+    assert plan.predicted.energy_j < constant.energy_j <= for_all.energy_j
     chosen = make_plan(request.with_options(policy=Policy.CONSTANT)).plan
-    assert chosen.energy_j == pytest.approx(constant.energy_j)
+    assert chosen.predicted.energy_j == pytest.approx(constant.energy_j)
     for stage in chosen.stages:
         assert len({instruction.frequency_mhz for instruction in stage}) == 1
-    assert chosen.compared == ()
+    assert chosen.predicted.compared == ()
 
 
 def test_a_kind_without_its_stages_clock_changes_late() -> None:
     stage = {F: [(1400, 1.0, 10.0)], B: [(1400, 2.0, 30.0), (1000, 2.5, 20.0)]}
     request = request_of(profile_of([stage]), 2, target="least-energy", transition_ms=100.0)
     chosen = make_plan(request.with_options(policy=Policy.CONSTANT)).plan
-    constant, _ = make_plan(request).plan.compared
+    constant, _ = make_plan(request).plan.predicted.compared
     assert chosen.num_switches == 4
     assert (constant.iteration_time_s, constant.energy_j) == (
         chosen.iteration_time_s,
-        chosen.energy_j,
+        chosen.predicted.energy_j,
     )
 
 

@@ -15,16 +15,13 @@ from flyball_pipeline.instruction import InstructionKind
 from flyball_profiles.stage_profile import OperatingPoint, StageProfile
 from flyball_server.jobs.replanning.slowed_plan import request_digest
 from flyball_server.planning.data_parallel import make_data_parallel_plan, separate_pipelines
-from flyball_server.planning.documents.plan_document import (
-    data_parallel_document,
-    data_parallel_plan_from_document,
-)
-from flyball_server.planning.documents.recorded_plan import models_of_data_parallel_plan
+from flyball_server.planning.documents.plan_document import plan_document, plan_from_document
+from flyball_server.planning.documents.recorded_plan import models_by_dp_rank
 from flyball_server.planning.errors import TargetUnreachableError
-from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan, PlannedPipeline, Slowdown
 from flyball_server.planning.planner import make_plan
 from flyball_server.planning.policies import POLICIES
 from flyball_server.planning.stragglers.slowed_pipelines import SlowedRequest, make_slowed_plan
+from flyball_wire.plan import PipelinePlan, Plan, Slowdown
 from flyball_wire.plan_options import Effort
 
 from .tiny_pipelines import (
@@ -43,19 +40,19 @@ from .tiny_pipelines import (
 # and 38 J, its backward slow 3.5 s and 30 J, both slow 3.75 s and 28 J. Waiting takes 5 W.
 
 
-def planned(request: SlowedRequest) -> FrequencyPlan:
+def planned(request: SlowedRequest) -> Plan:
     plan = make_slowed_plan(request)
-    assert isinstance(plan, FrequencyPlan)
+    assert not plan.is_separate
     return plan
 
 
-def planned_apart(request: SlowedRequest) -> DataParallelPlan:
+def planned_apart(request: SlowedRequest) -> Plan:
     plan = make_slowed_plan(request)
-    assert isinstance(plan, DataParallelPlan)
+    assert plan.is_separate
     return plan
 
 
-def clocks_mhz(pipeline: PlannedPipeline | FrequencyPlan, stage: int = 0) -> list[int]:
+def clocks_mhz(pipeline: PipelinePlan | Plan, stage: int = 0) -> list[int]:
     return [item.frequency_mhz for item in pipeline.stages[stage]]
 
 
@@ -70,15 +67,15 @@ def test_the_other_stages_stretch_to_what_a_slow_stage_leaves_them() -> None:
     plan = planned(
         slowed_request(equal_profile(2), Slowdown(stage=1, slowdown=1.5), num_microbatches=2)
     )
-    assert plan.iteration_time_s == plan.baseline_iteration_time_s == 12.0
+    assert plan.iteration_time_s == plan.predicted.baseline_iteration_time_s == 12.0
     assert set(clocks_mhz(plan, 1)) == {1410}
     first = {(item.kind, item.microbatch): item.frequency_mhz for item in plan.stages[0]}
     assert first == {(F, 0): 1410, (F, 1): 1000, (B, 0): 1000, (B, 1): 1410}
     # Stage 1: 1.5 times 80 J. Stage 0: 10 + 8 + 20 + 30 J, busy for 6.75 s, else 5 W; stage 1
     # is busy for 9 s.
-    assert plan.energy_j == pytest.approx(120 + 68 + 5 * (12 - 6.75) + 5 * (12 - 9))
-    assert plan.lower_bound_j is not None
-    assert plan.lower_bound_j <= plan.energy_j
+    assert plan.predicted.energy_j == pytest.approx(120 + 68 + 5 * (12 - 6.75) + 5 * (12 - 9))
+    assert plan.predicted.lower_bound_j is not None
+    assert plan.predicted.lower_bound_j <= plan.predicted.energy_j
 
 
 def test_pipelines_without_a_slow_gpu_stretch_to_its_pipelines_time() -> None:
@@ -91,10 +88,10 @@ def test_pipelines_without_a_slow_gpu_stretch_to_its_pipelines_time() -> None:
     assert plan.iteration_time_s == pytest.approx(3.5)
     assert [pipeline.stands_for for pipeline in plan.pipelines] == [(0, 1, 3), (2,)]
     assert [clocks_mhz(pipeline) for pipeline in plan.pipelines] == [[1410, 1000], [1410, 1410]]
-    assert plan.energy_j == pytest.approx(3 * 30 + 40 * 7 / 6)
-    assert plan.lower_bound_j == pytest.approx(plan.energy_j)
+    assert plan.predicted.energy_j == pytest.approx(3 * 30 + 40 * 7 / 6)
+    assert plan.predicted.lower_bound_j == pytest.approx(plan.predicted.energy_j)
     assert [pipeline.energy_j for pipeline in plan.pipelines] == pytest.approx([90, 40 * 7 / 6])
-    assert plan.baseline_energy_j == pytest.approx(3 * (40 + 0.5 * 5) + 40 * 7 / 6)
+    assert plan.predicted.baseline_energy_j == pytest.approx(3 * (40 + 0.5 * 5) + 40 * 7 / 6)
     assert plan.blocking_power_w == (5.0, 5.0)
 
 
@@ -112,7 +109,7 @@ def test_a_drift_of_a_stage_of_all_pipelines_is_one_plan_for_all() -> None:
     plan = planned(slowed_request(merged_profile(2, 2), drift, num_pipelines=2, num_microbatches=2))
     alone = planned(slowed_request(equal_profile(2), drift, num_microbatches=2))
     assert plan.stages == alone.stages
-    assert plan.energy_j == pytest.approx(2 * alone.energy_j)
+    assert plan.predicted.energy_j == pytest.approx(2 * alone.predicted.energy_j)
 
 
 @pytest.mark.parametrize(
@@ -130,20 +127,20 @@ def test_a_slowdown_may_be_of_one_kind_and_those_of_one_kind_multiply(
     slowdowns: list[Slowdown], time_s: float, energy_j: float
 ) -> None:
     plan = planned(slowed_request(equal_profile(1), *slowdowns, policy="baseline"))
-    assert (plan.iteration_time_s, plan.energy_j) == pytest.approx((time_s, energy_j))
+    assert (plan.iteration_time_s, plan.predicted.energy_j) == pytest.approx((time_s, energy_j))
 
 
 def test_two_pipelines_that_are_slow_alike_are_planned_once() -> None:
     slow = [Slowdown(stage=0, slowdown=7 / 6, dp_rank=dp_rank) for dp_rank in (0, 2)]
     plan = planned_apart(slowed_request(merged_profile(3), *slow, num_pipelines=3))
     assert [pipeline.stands_for for pipeline in plan.pipelines] == [(0, 2), (1,)]
-    assert [pipeline.dp_rank for pipeline in plan.by_dp_rank] == [0, 1, 0]
+    assert [pipeline.dp_ranks[0] for pipeline in plan.by_dp_rank] == [0, 1, 0]
 
 
 def test_a_profile_of_fewer_ranks_than_pipelines_still_gives_the_energy_that_it_holds() -> None:
     slow = Slowdown(stage=0, slowdown=7 / 6, dp_rank=1)
     plan = planned_apart(slowed_request(equal_profile(1), slow, num_pipelines=2))
-    assert plan.energy_j == pytest.approx((30 + 40 * 7 / 6) / 2)
+    assert plan.predicted.energy_j == pytest.approx((30 + 40 * 7 / 6) / 2)
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
@@ -189,21 +186,25 @@ def test_classes_are_what_separate_pipelines_of_these_profiles_would_be(
     classes = planned_apart(SlowedRequest(request=request, slowdowns=slowdowns, num_pipelines=2))
     # The profile is of one pipeline, so that two have its energy together.
     assert classes.iteration_time_s == pytest.approx(apart.iteration_time_s)
-    assert classes.baseline_energy_j == pytest.approx(apart.baseline_energy_j / 2)
-    assert classes.lower_bound_j == pytest.approx((apart.lower_bound_j or 0) / 2, rel=1e-4)
+    assert classes.predicted.baseline_energy_j == pytest.approx(
+        apart.predicted.baseline_energy_j / 2
+    )
+    assert classes.predicted.lower_bound_j == pytest.approx(
+        (apart.predicted.lower_bound_j or 0) / 2, rel=1e-4
+    )
 
 
 # ------------------------------------------------------------------ documents
 
 
-def slow_in_the_middle() -> DataParallelPlan:
+def slow_in_the_middle() -> Plan:
     slow = Slowdown(stage=0, slowdown=7 / 6, dp_rank=1)
     request = slowed_request(merged_profile(4), slow, num_pipelines=4, policy="envelope")
     return planned_apart(request)
 
 
 def fresh_document() -> dict[str, Any]:
-    document = data_parallel_document(slow_in_the_middle(), solve_s=0.5)
+    document = plan_document(slow_in_the_middle(), solve_s=0.5)
     return cast("dict[str, Any]", json.loads(json.dumps(document)))
 
 
@@ -225,15 +226,15 @@ def test_each_pipeline_of_a_document_must_be_stood_for_once(
     document = fresh_document()
     document["pipelines"][position] |= {"dp_rank": dp_rank, "dp_ranks": dp_ranks}
     with pytest.raises(PipelineError, match=said):
-        data_parallel_plan_from_document(document)
+        plan_from_document(document)
 
 
 def test_with_a_profile_of_each_pipeline_those_that_run_alike_are_modelled_one_by_one() -> None:
     plan = slow_in_the_middle()
-    first, _, third, fourth = models_of_data_parallel_plan([equal_profile(1)] * 4, plan)
+    first, _, third, fourth = models_by_dp_rank([equal_profile(1)] * 4, plan)
     assert first[1] == third[1] == fourth[1]
     with pytest.raises(PipelineError, match="has 4 pipelines, the profile 2"):
-        models_of_data_parallel_plan([equal_profile(1)] * 2, plan)
+        models_by_dp_rank([equal_profile(1)] * 2, plan)
 
 
 def test_equal_requests_have_one_digest_and_others_another() -> None:

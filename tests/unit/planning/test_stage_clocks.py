@@ -5,15 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from tests.planner.samples import one_microbatch
 
-from flyball_pipeline.instruction import Instruction
 from flyball_profiles.rank_merge import whole_stages
 from flyball_profiles.stage_profile import StageProfile
-from flyball_server.planning.plan import Slowdown
 from flyball_server.planning.planner import make_plan
-from flyball_server.planning.probe_plan import ProbePlan
 from flyball_server.planning.stragglers.slowed_pipelines import make_slowed_plan
 from flyball_server.views.plan_facts import mean_stage_clocks_mhz
+from flyball_wire.plan import PipelinePlan, Slowdown, probe_of
 from flyball_wire.plan_options import Effort, Policy
 
 from .tiny_pipelines import (
@@ -56,7 +55,8 @@ def test_a_chunk_counts_by_its_own_time() -> None:
     profile = whole_stages(chunks)
     plan = make_plan(request_of(profile, schedule="interleaved-1f1b", policy=Policy.BASELINE)).plan
     forward, *others = plan.stages[0]
-    slowed = replace(plan, stages=((forward._replace(frequency_mhz=1000), *others),))
+    stages = ((forward._replace(frequency_mhz=1000), *others),)
+    slowed = replace(plan, pipelines=(PipelinePlan(stages=stages),))
     expected = (2 * 1000 + (3 + 4 + 2) * 1410) / 11
     assert mean_stage_clocks_mhz(slowed, profile) == pytest.approx((expected,))
     # A profile of the whole stage alone does not know what a chunk takes.
@@ -75,13 +75,8 @@ def test_of_separate_pipelines_it_is_over_all_of_them() -> None:
 
 def test_of_a_plan_to_learn_from_it_is_over_all_steps_of_its_cycle() -> None:
     """Two steps of one row, one of another; forward takes 1 or 1.25 s, backward 2 or 2.5 s."""
-    plan = ProbePlan(
-        schedule="1f1b",
-        num_microbatches=1,
-        stages=((Instruction(F, 0), Instruction(B, 0)),),
-        cycle_mhz=(((1410, 1000),), ((1000, 1410),), ((1410, 1000),)),
-        iteration_time_s=3.5,
-    )
+    cycle_mhz = (((1410, 1000),), ((1000, 1410),), ((1410, 1000),))
+    plan = probe_of(one_microbatch(1), cycle_mhz, 3.5)
     assert mean_stage_clocks_mhz(plan, None) == pytest.approx(((3 * 1410 + 3 * 1000) / 6,))
     expected = (2 * (1410 + 2500) + (1250 + 2 * 1410)) / (2 * 3.5 + 3.25)
     assert mean_stage_clocks_mhz(plan, equal_profile(1)) == pytest.approx((expected,))

@@ -26,10 +26,10 @@ from flyball_profiles.stage_profile import OperatingPoint, StageProfile
 from flyball_server.planning.frontier.curves import model_curves
 from flyball_server.planning.frontier.event_network import EventNetwork, build_network
 from flyball_server.planning.model.pipeline_model import PipelineModel, build_model
-from flyball_server.planning.plan import Slowdown
 from flyball_server.planning.planner import PlanRequest
 from flyball_server.planning.scheduling import ScheduleContext, schedule_for
 from flyball_server.planning.stragglers.slowed_pipelines import SlowedRequest
+from flyball_wire.plan import Slowdown
 from flyball_wire.plan_options import Effort, PlanOptions
 
 F = InstructionKind.FORWARD

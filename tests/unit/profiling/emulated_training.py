@@ -74,7 +74,7 @@ class EmulatedTraining:
         """One step of a version; one entry per stage."""
         plan = version.plan
         assert version.first_step is not None
-        clocks_mhz = plan.cycle_mhz[(step - version.first_step) % plan.num_steps]
+        clocks_mhz = plan.cycle_mhz[(step - version.first_step) % len(plan.cycle_mhz)]
         keys = [
             (stage, instruction.kind, instruction.chunk, mhz)
             for stage, (instructions, mhzs) in enumerate(

@@ -24,7 +24,7 @@ from flyball_pipeline.instruction import WHOLE_STEP, InstructionKind, equal_stag
 from flyball_pipeline.schedules.inputs import ScheduleInputs
 from flyball_pipeline.schedules.table import make_schedule
 from flyball_profiles.stage_profile import OperatingPoint
-from flyball_server.planning.probe_plan import probe_document, probe_from_document
+from flyball_server.planning.documents.plan_document import plan_document, plan_from_document
 from flyball_server.profiling.differing_work import work_scatter
 from flyball_server.profiling.moves import Finished, KeepWatching, Probe, Refused, next_move
 from flyball_server.profiling.observations import (
@@ -75,10 +75,10 @@ def test_it_waits_for_a_first_step_and_then_for_enough_steps() -> None:
 def test_the_same_observations_give_the_same_move_after_a_restart() -> None:
     versions = whole_run().versions
     stored = [
-        replace(version, plan=probe_from_document(probe_document(version.plan)))
+        replace(version, plan=plan_from_document(plan_document(version.plan, solve_s=0.0)))
         for version in versions[:2]
     ]
-    end = (versions[1].first_step or 0) + versions[1].plan.num_steps
+    end = (versions[1].first_step or 0) + len(versions[1].plan.cycle_mhz)
     move = next_move(SETUP, stored, list(reversed(steps_before(end))))
     assert isinstance(move, Probe)
     assert move.plan == versions[2].plan

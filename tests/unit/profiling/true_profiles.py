@@ -13,7 +13,6 @@ from flyball_profiles.stage_profile import OperatingPoint, StageProfile
 from flyball_server.planning.documents.recorded_plan import model_of_plan
 from flyball_server.planning.model.pipeline_model import build_model
 from flyball_server.planning.model.simulator import simulate
-from flyball_server.planning.plan import FrequencyPlan, Slowdown
 from flyball_server.planning.planner import PlanRequest
 from flyball_server.planning.scheduling import ScheduleContext, schedule_for
 from flyball_server.planning.stragglers.slowed_pipelines import (
@@ -24,6 +23,7 @@ from flyball_server.planning.stragglers.slowed_pipelines import (
 from flyball_server.profiling.moves import Finished
 from flyball_server.profiling.observations import ProbeSetup
 from flyball_wire.online_profiling import ProbedPoint, ProfilingResult
+from flyball_wire.plan import Plan, Slowdown
 from flyball_wire.plan_options import PlanOptions
 
 A100_BLOCKING_POWER_W = 83.64
@@ -163,7 +163,7 @@ def _plan(
     profile: StageProfile,
     blocking_power_w: tuple[float, ...],
     slowdowns: tuple[Slowdown, ...],
-) -> FrequencyPlan:
+) -> Plan:
     request = PlanRequest(
         profile=profile,
         num_microbatches=truth.schedule.num_microbatches,
@@ -172,5 +172,5 @@ def _plan(
         ),
     )
     plan = make_slowed_plan(SlowedRequest(request=request, slowdowns=slowdowns))
-    assert isinstance(plan, FrequencyPlan)
+    assert not plan.is_separate
     return plan

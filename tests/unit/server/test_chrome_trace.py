@@ -19,15 +19,12 @@ from flyball_pipeline.instruction import InstructionKind
 from flyball_profiles.stage_profile import OperatingPoint, StageProfile
 from flyball_server.cli.export import trace_document
 from flyball_server.planning.data_parallel import DataParallelRequest, make_data_parallel_plan
-from flyball_server.planning.documents.predicted_timeline import (
-    PredictedTimeline,
-    predicted_timeline,
-)
 from flyball_server.planning.documents.recorded_plan import (
     model_of_plan,
-    models_of_data_parallel_plan,
+    models_by_dp_rank,
 )
 from flyball_server.planning.planner import PlanRequest, make_plan
+from flyball_server.planning.simulated_plan import SimulatedPlan, simulated_plan
 from flyball_wire.plan_options import PlanOptions, Policy
 
 F, B = InstructionKind.FORWARD, InstructionKind.BACKWARD
@@ -63,22 +60,22 @@ def request_of(num_stages: int, num_microbatches: int, scale: float) -> PlanRequ
 
 def timeline_of(
     num_stages: int = 3, num_microbatches: int = 4, scale: float = 1.0
-) -> PredictedTimeline:
+) -> SimulatedPlan:
     """The envelope plan of equal stages; some forwards run at 1000 MHz."""
     request = request_of(num_stages, num_microbatches, scale)
     plan = make_plan(request).plan
-    return predicted_timeline(plan, [model_of_plan(request.profile, plan)])
+    return simulated_plan(plan, [model_of_plan(request.profile, plan)])
 
 
-def data_parallel_timeline(scales: Sequence[float]) -> PredictedTimeline:
+def data_parallel_timeline(scales: Sequence[float]) -> SimulatedPlan:
     """Pipelines of two stages whose instructions take these many times as long."""
     requests = tuple(request_of(2, 3, scale) for scale in scales)
     plan = make_data_parallel_plan(DataParallelRequest(pipelines=requests)).plan
     profiles = [request.profile for request in requests]
-    return predicted_timeline(plan, models_of_data_parallel_plan(profiles, plan))
+    return simulated_plan(plan, models_by_dp_rank(profiles, plan))
 
 
-TIMELINES: dict[str, Callable[[], PredictedTimeline]] = {
+TIMELINES: dict[str, Callable[[], SimulatedPlan]] = {
     "one pipeline": timeline_of,
     "odd times": partial(timeline_of, 4, 6, ODD_TIME_S),
     "shorter than a microsecond": partial(timeline_of, 2, 3, 2e-7),
@@ -88,11 +85,11 @@ TIMELINES: dict[str, Callable[[], PredictedTimeline]] = {
 
 
 @pytest.fixture(params=TIMELINES)
-def timeline(request: pytest.FixtureRequest) -> PredictedTimeline:
+def timeline(request: pytest.FixtureRequest) -> SimulatedPlan:
     return TIMELINES[request.param]()
 
 
-def events_of(timeline: PredictedTimeline, *phases: str) -> list[Event]:
+def events_of(timeline: SimulatedPlan, *phases: str) -> list[Event]:
     return [event for event in trace_document(timeline)["traceEvents"] if event["ph"] in phases]
 
 
@@ -103,7 +100,7 @@ def by_thread(events: Sequence[Event]) -> dict[tuple[int, int], list[Event]]:
     return threads
 
 
-def test_every_event_has_what_its_phase_needs(timeline: PredictedTimeline) -> None:
+def test_every_event_has_what_its_phase_needs(timeline: SimulatedPlan) -> None:
     needs = {
         "X": {"name": str, "cat": str, "ts": int, "dur": int, "pid": int, "tid": int},
         "C": {"name": str, "ts": int, "pid": int, "args": dict},
@@ -118,7 +115,7 @@ def test_every_event_has_what_its_phase_needs(timeline: PredictedTimeline) -> No
         assert event.get("dur", 0) >= 0
 
 
-def test_every_instruction_is_there_where_and_when_it_runs(timeline: PredictedTimeline) -> None:
+def test_every_instruction_is_there_where_and_when_it_runs(timeline: SimulatedPlan) -> None:
     threads = by_thread(events_of(timeline, "X"))
     for of_stage in threads.values():
         for before, after in pairwise(of_stage):
@@ -146,7 +143,7 @@ def test_every_instruction_is_there_where_and_when_it_runs(timeline: PredictedTi
                 assert event["args"]["on_critical_path"] is (node in simulation.critical_path)
 
 
-def test_a_flow_goes_wherever_the_critical_path_changes_stage(timeline: PredictedTimeline) -> None:
+def test_a_flow_goes_wherever_the_critical_path_changes_stage(timeline: SimulatedPlan) -> None:
     begins, ends = events_of(timeline, "s"), events_of(timeline, "f")
     changes = sum(
         model.dag.stage[before] != model.dag.stage[after]

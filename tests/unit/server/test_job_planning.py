@@ -43,16 +43,16 @@ from flyball_server.jobs.replanning.update_and_replan import update_and_replan
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.versions.plan_versions import add_version
 from flyball_server.planning.errors import PlanningError
-from flyball_server.planning.plan import FrequencyPlan
 from flyball_server.planning.planner import PlanRequest
 from flyball_wire.messages import JobState
+from flyball_wire.plan import Plan
 from flyball_wire.plan_options import Policy, TargetChange
 
 
 class PickyPlanner(CountingPlanner):
     """Refuses every target but `fastest`."""
 
-    def __call__(self, request: PlanRequest) -> FrequencyPlan:
+    def __call__(self, request: PlanRequest) -> Plan:
         plan = super().__call__(request)
         if request.options.target != "fastest":
             raise PlanningError("only fastest is met", field="target")
@@ -240,7 +240,7 @@ def test_a_failure_is_mended(failed: JobServices, mend: Callable[[JobServices], 
 
 def test_a_planner_that_breaks_leaves_the_job_to_be_planned_by_a_retry() -> None:
     class Broken(CountingPlanner):
-        def __call__(self, request: PlanRequest) -> FrequencyPlan:
+        def __call__(self, request: PlanRequest) -> Plan:
             if not self.requests:
                 self.requests.append(request)
                 raise ZeroDivisionError
@@ -275,7 +275,7 @@ def test_a_target_that_changes_while_the_planner_works_is_planned_next() -> None
     working, go_on = threading.Event(), threading.Event()
 
     class Slow(CountingPlanner):
-        def __call__(self, request: PlanRequest) -> FrequencyPlan:
+        def __call__(self, request: PlanRequest) -> Plan:
             working.set()
             assert go_on.wait(30)
             return super().__call__(request)
@@ -398,7 +398,7 @@ def test_a_late_planning_adds_no_second_version(*, is_refused: bool) -> None:
     """As where a picky loses the database for a while, and its turn with it."""
 
     class Slow(CountingPlanner):
-        def __call__(self, request: PlanRequest) -> FrequencyPlan:
+        def __call__(self, request: PlanRequest) -> Plan:
             plan = super().__call__(request)
             with late.store.writing("job") as writer:
                 add_version(late, writer, "job", plan)

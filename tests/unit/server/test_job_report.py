@@ -13,21 +13,21 @@ from tests.planner.samples import (
     Services,
     frequency_plan,
     job_spec,
+    one_microbatch,
     plan_record,
     rank_record,
     step_record,
 )
 from tests.planner.use_cases import register_job
 
-from flyball_pipeline.instruction import Instruction, InstructionKind
 from flyball_server.jobs.measurements import step_reading
 from flyball_server.jobs.measurements.step_reading import all_step_kinds, step_kinds
 from flyball_server.jobs.records import PlanRecord, StepTotals
 from flyball_server.jobs.services import JobServices
-from flyball_server.planning.probe_plan import ProbePlan
 from flyball_server.views.report import get_report
 from flyball_wire.closed_loop import JobReport
 from flyball_wire.online_profiling import ProfilingResult, ProfilingState
+from flyball_wire.plan import Plan, probe_of
 
 TOTALS = StepTotals(
     step=3,
@@ -75,16 +75,10 @@ def test_a_step_of_several_versions_is_mixed_and_one_at_other_clocks_left_the_pl
 # ------------------------------------------------------------------ which steps are baseline
 
 
-def probe(*rows_mhz: tuple[int, int]) -> ProbePlan:
-    """Two stages of one forward each."""
-    forward = Instruction(InstructionKind.FORWARD, 0)
-    return ProbePlan(
-        schedule="1f1b",
-        num_microbatches=1,
-        stages=((forward,), (forward,)),
-        cycle_mhz=tuple(((first,), (second,)) for first, second in rows_mhz),
-        iteration_time_s=1.0,
-    )
+def probe(*rows_mhz: tuple[int, int]) -> Plan:
+    """Two stages, each at one clock in a step."""
+    cycle_mhz = tuple(((first,) * 2, (second,) * 2) for first, second in rows_mhz)
+    return probe_of(one_microbatch(2), cycle_mhz, 1.0)
 
 
 def test_rows_of_a_probe_at_the_first_versions_clocks_are_baseline() -> None:
@@ -149,7 +143,9 @@ def test_a_report_has_each_version_measured_and_predicted(
     run(services, plan_record(1), plan_record(2))
     report = get_report(services, "job")
     assert [each.version for each in report.versions] == [1, 2]
-    assert {each.predicted_energy_j for each in report.versions} == {frequency_plan().energy_j}
+    assert {each.predicted_energy_j for each in report.versions} == {
+        frequency_plan().predicted.energy_j
+    }
     assert (report.emulated, report.num_ranks, report.num_steps) == (False, 2, 60)
     assert mean_saved_j(report) == pytest.approx(2 * 19 * 20, rel=0.02)
     for size in (8, 13, 40):

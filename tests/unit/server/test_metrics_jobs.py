@@ -32,6 +32,7 @@ from flyball_server.views.job_figures import NUM_FRESH, REMEMBERED_S, SharedRead
 from flyball_server.views.job_reading import KEPT_LABEL_S, OTHERS_PERIOD_S, JobReading
 from flyball_server.views.report import get_report
 from flyball_wire.closed_loop import MissedTarget
+from flyball_wire.plan import PipelinePlan
 from flyball_wire.read_models import MeasuredIteration, StepClocks
 
 Samples = dict[tuple[str, ...], float]
@@ -236,7 +237,9 @@ def test_clocks_of_stages_are_planned_and_measured_and_unknown_energies_left_out
     forward, backward = plan.stages[0]
     slower = (forward, backward._replace(frequency_mhz=1200))
     with services.store.writing("job") as writer:
-        writer.add_plan(plan_record(2, plan=replace(plan, stages=(slower, plan.stages[1]))))
+        stages = (slower, plan.stages[1])
+        slowed = replace(plan, pipelines=(PipelinePlan(stages=stages),))
+        writer.add_plan(plan_record(2, plan=slowed))
         writer.name_first_step("job", 2, 10)
     told = metrics(reading(services, clock))
     # There is no profile that tells how long the two take: each counts the same.

@@ -10,6 +10,7 @@ from tests.planner.samples import (
     MOMENT,
     frequency_plan,
     job_record,
+    one_microbatch,
     plan_record,
     profile,
     rank_record,
@@ -17,7 +18,6 @@ from tests.planner.samples import (
 )
 from tests.planner.stores import opened_store
 
-from flyball_pipeline.instruction import Instruction, InstructionKind
 from flyball_server.jobs.measurements.step_fold import NEWEST_STEPS, StepFold
 from flyball_server.jobs.measurements.step_reading import (
     GIVE_UP_S,
@@ -29,11 +29,10 @@ from flyball_server.jobs.measurements.step_reading import (
 from flyball_server.jobs.records import PlanRecord, StepRecord
 from flyball_server.jobs.savings.comparisons import num_measured_pairs
 from flyball_server.jobs.store.contract import JobStore
-from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan, Slowdown
 from flyball_server.planning.planner import PlanRequest, make_plan
-from flyball_server.planning.probe_plan import ProbePlan
 from flyball_server.planning.stragglers.slowed_pipelines import SlowedRequest, make_slowed_plan
 from flyball_server.views.plan_facts import plan_facts
+from flyball_wire.plan import Plan, Slowdown, probe_of
 from flyball_wire.plan_options import Effort, PlanOptions
 from flyball_wire.read_models import StepClocks
 
@@ -105,14 +104,7 @@ def test_a_step_that_one_rank_never_posts_is_given_up(store: JobStore) -> None:
 
 def test_steps_count_by_what_they_ran_at(store: JobStore) -> None:
     totals = new_fold(job_record())
-    forward = Instruction(InstructionKind.FORWARD, 0)
-    probe = ProbePlan(
-        schedule="1f1b",
-        num_microbatches=1,
-        stages=((forward,), (forward,)),
-        cycle_mhz=(((1410,), (1410,)),),
-        iteration_time_s=1.0,
-    )
+    probe = probe_of(one_microbatch(2), (((1410,) * 2, (1410,) * 2),), 1.0)
     add_versions(store, plan_record(1, baseline_cycle=(False, True)), plan_record(2, plan=probe))
     post(store, *both(range(4), plan_version=1))
     post(store, *both([4], plan_version=2), *both([5]))
@@ -122,8 +114,8 @@ def test_steps_count_by_what_they_ran_at(store: JobStore) -> None:
     assert num_steps == {"plan": 2, "highest": 2, "profiling": 1, "default": 1, "mixed": 1}
     # Predicted energies are of the two steps on the plan alone.
     plan = frequency_plan()
-    assert totals.predicted_j == 2 * plan.energy_j
-    assert totals.predicted_baseline_j == 2 * plan.baseline_energy_j
+    assert totals.predicted_j == 2 * plan.predicted.energy_j
+    assert totals.predicted_baseline_j == 2 * plan.predicted.baseline_energy_j
 
 
 def test_the_newest_steps_are_alike_and_a_few(store: JobStore) -> None:
@@ -146,23 +138,24 @@ def test_the_newest_steps_are_alike_and_a_few(store: JobStore) -> None:
 
 @pytest.mark.parametrize("slowdown", [None, 1.5])
 @pytest.mark.parametrize("transition_ms", [None, 20.0])
-def test_the_stages_of_a_plan_are_told_with_their_slowdowns_from_its_own_profile_alone(
+def test_the_stages_of_a_plan_are_told_with_their_slowdowns(
     slowdown: float | None, transition_ms: float | None
 ) -> None:
     options = PlanOptions(blocking_power_w=(70.0,), effort=Effort.LOW, transition_ms=transition_ms)
     request = PlanRequest(profile=profile(), num_microbatches=2, options=options)
-    plan: FrequencyPlan | DataParallelPlan = make_plan(request).plan
+    plan: Plan = make_plan(request).plan
     if slowdown is not None:
         slowdowns = (Slowdown(stage=1, slowdown=slowdown),)
         plan = make_slowed_plan(SlowedRequest(request=request, slowdowns=slowdowns))
     record = plan_record(plan=plan)
     facts = plan_facts(record, profile())
-    assert sum(stage.energy_j for stage in facts.stages) == pytest.approx(plan.energy_j)
+    assert sum(stage.energy_j for stage in facts.stages) == pytest.approx(plan.predicted.energy_j)
     assert all(0 < stage.busy_s <= plan.iteration_time_s for stage in facts.stages)
     # Two forwards and two backwards at the highest clocks, on the last stage.
     assert facts.stages[-1].busy_s == pytest.approx((slowdown or 1.0) * 0.6)
+    # They are those of the plan as it was made, whatever profile came later.
     for other in (profile(forward_energy_j=31.0), profile(3), None):
-        assert plan_facts(record, other).stages == ()
+        assert plan_facts(record, other).stages == facts.stages
     assert plan_facts(plan_record(plan=frequency_plan()), profile()).stages == ()
 
 

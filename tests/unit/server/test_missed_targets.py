@@ -31,7 +31,7 @@ def is_kept(job: Running, missed: MissedTarget | None) -> bool:
     assert (summary.job.state, summary.job.problem) == (JobState.PLANNED, None)
     assert summary.job.spec.target == DEADLINE, "what was asked for stays"
     assert job.plan.target == (DEADLINE if missed is None else missed.nearest)
-    assert job.plan.energy_j < job.plan.baseline_energy_j
+    assert job.plan.predicted.energy_j < job.plan.predicted.baseline_energy_j
     is_said = missed is not None and missed.text in notes(job.services, summary)
     return summary.missed == missed and is_said is (missed is not None)
 
@@ -86,7 +86,7 @@ def test_a_target_that_cannot_be_met_when_it_is_set_is_refused() -> None:
 
 def test_a_power_budget_that_cannot_be_met_any_more_is_never_exceeded() -> None:
     job = Running(effort="low")
-    power_w = job.plan.energy_j / job.plan.iteration_time_s
+    power_w = job.plan.predicted.energy_j / job.plan.iteration_time_s
     change_target(job.services, "job", TargetChange(target=f"power:{power_w:.0f}"))
     before = job.newest
     rows = [

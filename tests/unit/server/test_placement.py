@@ -22,7 +22,6 @@ from flyball_server.jobs.reconcile.placement import SHORTEST_PERIOD_S, Placement
 from flyball_server.jobs.registry.inspection import get_job, get_plan
 from flyball_server.jobs.replanning.plan_request import with_measured_delays
 from flyball_server.jobs.services import JobServices
-from flyball_server.planning.plan import FrequencyPlan
 from flyball_server.planning.request_options import clock_transitions, within_calls
 from flyball_server.views.planned_delays import planned_delays
 from flyball_wire.plan_options import PlanOptions
@@ -59,7 +58,7 @@ class Placed:
     @property
     def transitions(self) -> ClockTransitions | None:
         plan = get_plan(self.services, "job", self.newest).plan
-        assert isinstance(plan, FrequencyPlan)
+        assert not plan.is_separate
         return plan.transitions
 
     @property

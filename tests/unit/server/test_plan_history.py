@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import fields
+from dataclasses import replace
 from unittest.mock import Mock, patch
 
 import pytest
@@ -15,18 +15,17 @@ from tests.planner.samples import (
     Services,
     frequency_plan,
     job_record,
+    one_microbatch,
     plan_record,
 )
 
-from flyball_pipeline.instruction import Instruction, InstructionKind
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.jobs.errors import UnknownJobError
 from flyball_server.jobs.records import PlanRecord
 from flyball_server.jobs.services import JobServices
-from flyball_server.planning.plan import DataParallelPlan, PlannedPipeline, PlanPrediction
-from flyball_server.planning.probe_plan import ProbePlan
 from flyball_server.views import history
 from flyball_server.views.history import HistoryMemory, known_summaries, plan_summaries, summary_of
+from flyball_wire.plan import PipelinePlan, Plan, probe_of
 from flyball_wire.read_models import PlanSummary
 
 
@@ -53,24 +52,17 @@ def versions(number: int) -> list[PlanRecord]:
     return [plan_record(version) for version in range(1, number + 1)]
 
 
-def probe() -> ProbePlan:
-    return ProbePlan(
-        schedule="1f1b",
-        num_microbatches=1,
-        stages=((Instruction(InstructionKind.FORWARD, 0),),),
-        cycle_mhz=(((1410,),), ((1000,),)),
-        iteration_time_s=1.0,
-    )
+def probe() -> Plan:
+    return probe_of(one_microbatch(1), (((1410, 1410),), ((1000, 1000),)), 1.0)
 
 
-def separate() -> DataParallelPlan:
+def separate() -> Plan:
     plan = frequency_plan()
-    prediction = {field.name: getattr(plan, field.name) for field in fields(PlanPrediction)}
     pipelines = tuple(
-        PlannedPipeline(dp_rank=rank, iteration_time_s=0.9, energy_j=0.1, stages=plan.stages)
+        PipelinePlan(dp_ranks=(rank,), iteration_time_s=0.9, energy_j=0.1, stages=plan.stages)
         for rank in range(2)
     )
-    return DataParallelPlan(**prediction, pipelines=pipelines)
+    return replace(plan, pipelines=pipelines)
 
 
 def test_a_line_has_the_kind_and_target_of_its_version(services: JobServices) -> None:

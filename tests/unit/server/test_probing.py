@@ -21,7 +21,6 @@ from flyball_server.jobs.reconcile.probes import ProbeReconciler
 from flyball_server.jobs.records import StepDetail, StepRecord
 from flyball_server.jobs.registry.inspection import get_job, get_profiling, list_plans, require_job
 from flyball_server.jobs.versions import rank_plans
-from flyball_server.planning.probe_plan import ProbePlan
 from flyball_server.planning.scheduling import ScheduleContext, schedule_for
 from flyball_server.profiling.moves import Refused
 from flyball_server.profiling.observations import ProbedVersion
@@ -99,7 +98,7 @@ class ProbedJob:
     def run_newest_version(self, *, steps: int | None = None) -> None:
         """All ranks take up the newest version and train its cycle, at least 12 steps of it."""
         newest = list_plans(self.services.jobs, "job")[-1]
-        assert isinstance(newest.plan, ProbePlan)
+        assert newest.plan.is_probe
         if newest.version > self._acknowledged:
             self._acknowledged = newest.version
             for rank in (0, 1):
@@ -109,9 +108,9 @@ class ProbedJob:
             assert named.first_step is not None
             self.step = named.first_step
         newest = list_plans(self.services.jobs, "job")[-1]
-        assert isinstance(newest.plan, ProbePlan)
+        assert newest.plan.is_probe
         [version] = probed_versions([newest])
-        for _ in range(steps or max(12, newest.plan.num_steps)):
+        for _ in range(steps or max(12, len(newest.plan.cycle_mhz))):
             self._post(version)
 
     def _post(self, version: ProbedVersion) -> None:
@@ -286,7 +285,7 @@ def test_probes_that_no_rank_would_take_end_profiling(monkeypatch: pytest.Monkey
 
 def assert_all_at_the_highest(job: ProbedJob) -> None:
     last = list_plans(job.services.jobs, "job")[-1]
-    assert isinstance(last.plan, ProbePlan)
+    assert last.plan.is_probe
     assert {mhz for row in last.plan.cycle_mhz for stage in row for mhz in stage} == {1400}
 
 

@@ -33,9 +33,9 @@ from flyball_server.jobs.registry.inspection import get_job
 from flyball_server.jobs.replanning.plan_job import NUM_SLOTS
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.sql.job_reader import JobReader
-from flyball_server.planning.plan import FrequencyPlan
 from flyball_server.planning.planner import PlanRequest
 from flyball_wire.messages import JobState
+from flyball_wire.plan import Plan
 
 pytestmark = pytest.mark.slow
 
@@ -161,7 +161,7 @@ def test_jobs_that_are_all_being_planned_stop_no_reaction_to_others() -> None:
     may_go = threading.Event()
 
     class Held(CountingPlanner):
-        def __call__(self, request: PlanRequest) -> FrequencyPlan:
+        def __call__(self, request: PlanRequest) -> Plan:
             self.requests.append(request)
             assert may_go.wait(WAIT_S)
             return frequency_plan()

@@ -13,11 +13,11 @@ from tests.unit.profiling.true_profiles import a100_truth, setup_of
 
 from flyball_server.planning.frontier_curve import make_frontier
 from flyball_server.planning.order_advice import advise_order
-from flyball_server.planning.plan import Slowdown
 from flyball_server.planning.planner import PlanRequest, make_plan, make_plan_only
 from flyball_server.planning.stragglers.slowed_pipelines import SlowedRequest, make_slowed_plan
 from flyball_server.profiling.moves import Finished, Probe, next_move
 from flyball_server.solving.worker import outcome_of
+from flyball_wire.plan import Slowdown
 from flyball_wire.plan_options import Effort, PlanOptions
 
 ORDER = (("forward", 0), ("backward", 0), ("forward", 1), ("backward", 1))

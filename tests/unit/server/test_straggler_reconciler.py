@@ -24,8 +24,7 @@ from flyball_server.jobs.stragglers.announcements import (
 )
 from flyball_server.jobs.timetables import delete_timetable, get_timetable, put_timetable
 from flyball_server.jobs.versions.rank_plans import rank_instructions
-from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan
-from flyball_server.planning.planner import model_of_request, plan_of_choice
+from flyball_server.planning.planner import model_of_request, simulated_choice
 from flyball_server.planning.policies._base import PolicyChoice
 from flyball_server.planning.stragglers.slowed_pipelines import (
     SlowedRequest,
@@ -35,17 +34,18 @@ from flyball_server.planning.stragglers.slowed_pipelines import (
 )
 from flyball_wire.closed_loop import StragglerAnnouncement, Timetable, TimetableWindow
 from flyball_wire.messages import JobState
+from flyball_wire.plan import Plan
 from flyball_wire.plan_options import Effort, Policy, Reconfigure
 
 
-def with_poor_quick_plans(slowed: SlowedRequest) -> FrequencyPlan | DataParallelPlan:
+def with_poor_quick_plans(slowed: SlowedRequest) -> Plan:
     """Plan, but leave all clocks at their highest where the effort is low."""
     if slowed.request.options.effort != Effort.LOW:
         return make_slowed_plan(slowed)
     request = slowed.request.with_options(policy=Policy.ENVELOPE, reconfigure=Reconfigure.DEFAULT)
     [slowdowns] = slowdown_classes(slowed.slowdowns, slowed.num_pipelines)
     model = slowed_model(model_of_request(request), slowdowns, share=1.0)
-    return plan_of_choice(request, model, PolicyChoice(assignment=model.baseline()))
+    return simulated_choice(request, [model], PolicyChoice(assignment=model.baseline())).plan
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def job() -> Running:
 def test_an_announced_straggler_is_planned_for_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     reserves: list[float | None] = []
 
-    def noted(slowed: SlowedRequest) -> FrequencyPlan | DataParallelPlan:
+    def noted(slowed: SlowedRequest) -> Plan:
         reserves.append(slowed.request.options.reserve)
         return with_poor_quick_plans(slowed)
 
@@ -76,7 +76,7 @@ def test_an_announced_straggler_is_planned_for_twice(monkeypatch: pytest.MonkeyP
     job.react()
     assert job.newest.version == 3
     assert job.loop_state.inputs.effort is None
-    assert job.plan.energy_j < (1 - LEAST_GAIN) * quick.energy_j
+    assert job.plan.predicted.energy_j < (1 - LEAST_GAIN) * quick.predicted.energy_j
     assert reserves == [0.0, None], "the quick plan keeps it, one is chosen for the next"
     job.acknowledged()
     job.settle()
@@ -120,7 +120,7 @@ def test_earlier_plans_of_the_same_profile_are_taken_without_a_search(
     job.settle()
     slow = job.plan
 
-    def never(*_: object) -> FrequencyPlan:
+    def never(*_: object) -> Plan:
         raise AssertionError("it is known")
 
     num_requests = len(job.requests)
@@ -137,7 +137,7 @@ def test_earlier_plans_of_the_same_profile_are_taken_without_a_search(
     put_profile(job.services, "job", two_stages(1.1))
     withdraw_straggler(job.services, "job", 1)
     job.settle()
-    assert job.plan.baseline_iteration_time_s == pytest.approx(1.1 * (5 * 0.3))
+    assert job.plan.predicted.baseline_iteration_time_s == pytest.approx(1.1 * (5 * 0.3))
 
 
 def test_it_comes_into_force_at_its_time_and_ends_at_its_time(job: Running) -> None:
@@ -151,7 +151,7 @@ def test_it_comes_into_force_at_its_time_and_ends_at_its_time(job: Running) -> N
     assert job.react() == 30
     assert job.newest.version == 2
     # Stage 0 computes for 0.45 s a microbatch, and waits for 0.15 s until its first backward.
-    assert job.plan.baseline_iteration_time_s == pytest.approx(4 * 0.45 + 0.15)
+    assert job.plan.predicted.baseline_iteration_time_s == pytest.approx(4 * 0.45 + 0.15)
     assert list_stragglers(job.services, "job")[0].is_planned
     job.pass_time(30)
     assert job.react() is None
@@ -190,8 +190,8 @@ def test_in_one_of_two_pipelines_it_gives_each_its_own_clocks() -> None:
     job = Running(num_pipelines=2, effort="low")
     job.announce(3, 1.4)
     job.settle()
-    assert isinstance(job.plan, DataParallelPlan)
-    assert [pipeline.dp_rank for pipeline in job.plan.pipelines] == [0, 1]
+    assert job.plan.is_separate
+    assert [pipeline.dp_ranks for pipeline in job.plan.pipelines] == [(0,), (1,)]
     of_rank = {rank.rank: rank_instructions(job.plan, rank) for rank in job.ranks}
     assert of_rank[0] != of_rank[2]
     assert {item.frequency_mhz for item in of_rank[3]} == {1400}
@@ -205,8 +205,8 @@ def test_a_job_without_a_profile_is_planned_for_it_once_that_comes(job: Running)
     assert get_job(job.services, "other").job.state == JobState.AWAITING_PROFILE
     put_profile(job.services, "other", two_stages())
     plan = get_plan(job.services, "other", 1).plan
-    assert isinstance(plan, FrequencyPlan)
-    assert plan.baseline_iteration_time_s > job.plan.baseline_iteration_time_s
+    assert not plan.is_separate
+    assert plan.predicted.baseline_iteration_time_s > job.plan.predicted.baseline_iteration_time_s
 
 
 def night(target: str = "least-energy") -> Timetable:
@@ -240,7 +240,7 @@ def test_a_timetables_target_holds_in_its_window_and_the_jobs_own_after_it(job: 
     job.settle()
     # With the straggler and with the target of the window.
     assert job.plan.target == "slowdown:0.2"
-    assert job.plan.baseline_iteration_time_s == pytest.approx(1.95)
+    assert job.plan.predicted.baseline_iteration_time_s == pytest.approx(1.95)
     # One that is taken away leaves the job's own target.
     withdraw_straggler(job.services, "job", 0)
     for _ in range(2):

@@ -18,8 +18,8 @@ from flyball_server.jobs.measurements.timed_steps import (
     num_timed_steps,
 )
 from flyball_server.jobs.versions.rank_plans import part_of
-from flyball_server.planning.plan import PlannedInstruction, PlannedRequest
 from flyball_wire.messages import InstructionReport
+from flyball_wire.plan import PipelinePlan, PlannedInstruction, PlannedRequest
 
 
 def test_one_rank_of_each_stage_is_timed_in_as_many_pipelines_as_fit(
@@ -49,8 +49,10 @@ def test_an_instruction_in_which_the_next_clock_takes_effect_shows_no_jitter() -
         PlannedInstruction(InstructionKind.BACKWARD, 0, 1410),
         PlannedInstruction(InstructionKind.BACKWARD, 1, 1200),
     )
-    plan = replace(frequency_plan(num_stages=1), num_microbatches=2, stages=(stage,))
-    early = replace(plan, requests=(PlannedRequest(0, 2, 1, 0.05),))
+    pipeline = PipelinePlan(stages=(stage,))
+    plan = replace(frequency_plan(num_stages=1), num_microbatches=2, pipelines=(pipeline,))
+    requested = replace(pipeline, requests=(PlannedRequest(0, 2, 1, 0.05),))
+    early = replace(plan, pipelines=(requested,))
 
     def step(number: int) -> list[list[tuple[InstructionReport, ...]]]:
         times_s = (0.1, 0.1 + 0.02 * (-1) ** number, 0.2, 0.2)

@@ -9,12 +9,9 @@ from xml.etree import ElementTree
 import pytest
 from tests.unit.planning.tiny_pipelines import B, F, profile_of
 
-from flyball_server.planning.documents.predicted_timeline import (
-    PredictedTimeline,
-    predicted_timeline,
-)
 from flyball_server.planning.documents.recorded_plan import model_of_plan
 from flyball_server.planning.planner import PlanRequest, make_plan
+from flyball_server.planning.simulated_plan import SimulatedPlan, simulated_plan
 from flyball_wire.command import CommandError
 from flyball_wire.plan_options import PlanOptions, Policy
 
@@ -32,7 +29,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 CLOCKS_MHZ = (1410, 1300, 1200, 1100, 1000, 900)
 
 
-def timeline_of(num_stages: int, num_microbatches: int) -> PredictedTimeline:
+def timeline_of(num_stages: int, num_microbatches: int) -> SimulatedPlan:
     """The baseline of equal stages, but with the clocks above on stage 0, one after the other."""
     stage = {
         kind: [(mhz, time_s * 1410 / mhz, mhz / 100) for mhz in CLOCKS_MHZ]
@@ -49,10 +46,10 @@ def timeline_of(num_stages: int, num_microbatches: int) -> PredictedTimeline:
     of_stage_0 = [node for node, stage in enumerate(model.dag.stage) if stage == 0]
     for index, node in enumerate(of_stage_0):
         assignment[node] = index % len(CLOCKS_MHZ)
-    return predicted_timeline(plan, [(model, assignment)])
+    return simulated_plan(plan, [(model, assignment)])
 
 
-def drawn(timeline: PredictedTimeline, path: Path) -> ElementTree.Element:
+def drawn(timeline: SimulatedPlan, path: Path) -> ElementTree.Element:
     write_timeline_plot(timeline, path)
     return ElementTree.parse(path).getroot()  # noqa: S314 - made by the line above
 

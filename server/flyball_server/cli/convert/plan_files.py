@@ -5,13 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from flyball_pipeline.instruction import Instruction
-from flyball_pipeline.schedule import Schedule
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.cli.convert.foreign_plan import ForeignPlan, KernelSchedules
 from flyball_server.planning.documents.plan_document import (
-    data_parallel_plan_from_document,
-    is_data_parallel,
     list_of,
     mapping_of,
     plan_document,
@@ -22,10 +18,12 @@ from flyball_server.planning.documents.recorded_plan import model_of_plan
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
 from flyball_server.planning.model.simulator import simulate
-from flyball_server.planning.plan import FrequencyPlan, PlannedInstruction, PlanPrediction
+from flyball_server.planning.planner import predicted
+from flyball_wire.plan import PipelinePlan, Plan, Prediction, clocked_stages
 
 POLICY = "converted"
 _KERNELS = "kernels"
+_UNPREDICTED = Prediction(energy_j=1.0, baseline_iteration_time_s=1.0, baseline_energy_j=1.0)
 
 
 def plan_of_document(document: object, dp_rank: int | None) -> ForeignPlan:
@@ -38,36 +36,25 @@ def plan_of_document(document: object, dp_rank: int | None) -> ForeignPlan:
     Raises:
         PlanningError: it is no plan, or none that another format can hold.
     """
-    plan: PlanPrediction
-    if is_data_parallel(document):
-        several = data_parallel_plan_from_document(document)
-        if dp_rank is None or dp_rank >= len(several.by_dp_rank):
-            raise PlanningError(
-                f"has pipelines 0 to {len(several.by_dp_rank) - 1}; choose one with --pipeline",
-                field="pipelines",
-            )
-        stages, plan = several.by_dp_rank[dp_rank].stages, several
-    else:
-        one = plan_from_document(document)
-        stages, plan = one.stages, one
-        if dp_rank is not None:
-            raise PlanningError("has one pipeline; remove --pipeline", field="pipelines")
+    plan = plan_from_document(document)
+    pipelines = plan.by_dp_rank
+    if plan.is_separate and (dp_rank is None or dp_rank >= len(pipelines)):
+        raise PlanningError(
+            f"has pipelines 0 to {len(pipelines) - 1}; choose one with --pipeline",
+            field="pipelines",
+        )
+    if dp_rank is not None and not plan.is_separate:
+        raise PlanningError("has one pipeline; remove --pipeline", field="pipelines")
+    if plan.is_probe:
+        raise PlanningError("changes its clocks from step to step", field="policy")
     if plan.weight_versions is not None:
         raise PlanningError(
             f"{plan.schedule} never flushes, which no other format can hold", field="schedule"
         )
-    schedule = Schedule(
-        name=plan.schedule,
-        num_microbatches=plan.num_microbatches,
-        virtual_stages=plan.virtual_stages,
-        stages=tuple(
-            tuple(Instruction(item.kind, item.microbatch, item.chunk) for item in stage)
-            for stage in stages
-        ),
-    )
+    pipeline = pipelines[dp_rank or 0]
     return ForeignPlan(
-        schedule=schedule,
-        clocks_mhz=tuple(tuple(item.frequency_mhz for item in stage) for stage in stages),
+        schedule=plan.order_of(pipeline),
+        clocks_mhz=pipeline.clocks_mhz,
         kernels=_kernels_of(mapping_of(document, "plan").get(_KERNELS)),
     )
 
@@ -98,9 +85,9 @@ def model_of(
 
 def _predicted(
     plan: ForeignPlan, profile: StageProfile, blocking_power_w: tuple[float, ...]
-) -> tuple[FrequencyPlan, PipelineModel, Assignment]:
+) -> tuple[Plan, PipelineModel, Assignment]:
     order = plan.order
-    unpredicted = FrequencyPlan(
+    unpredicted = Plan(
         policy=POLICY,
         reconfigure="default",
         schedule=plan.schedule.name,
@@ -108,31 +95,20 @@ def _predicted(
         num_microbatches=plan.schedule.num_microbatches,
         blocking_power_w=blocking_power_w,
         iteration_time_s=1.0,
-        energy_j=1.0,
-        baseline_iteration_time_s=1.0,
-        baseline_energy_j=1.0,
-        lower_bound_j=None,
+        pipelines=(PipelinePlan(stages=clocked_stages(order.stages, plan.clocks)),),
+        prediction=_UNPREDICTED,
         virtual_stages=order.virtual_stages,
-        stages=tuple(
-            tuple(
-                PlannedInstruction(item.kind, item.microbatch, clock_mhz, item.chunk)
-                for item, clock_mhz in zip(instructions, clocks, strict=True)
-            )
-            for instructions, clocks in zip(order.stages, plan.clocks, strict=True)
-        ),
     )
     model, assignment = model_of_plan(profile, unpredicted)
-    own, baseline = simulate(model, assignment), simulate(model, model.baseline())
-    predicted = replace(
+    own = simulate(model, assignment)
+    plan_file = replace(
         unpredicted,
         target=f"deadline:{own.iteration_time_s!r}",
         blocking_power_w=model.blocking_power_w,
         iteration_time_s=own.iteration_time_s,
-        energy_j=own.energy_j,
-        baseline_iteration_time_s=baseline.iteration_time_s,
-        baseline_energy_j=baseline.energy_j,
+        prediction=predicted(model, assignment, own),
     )
-    return predicted, model, assignment
+    return plan_file, model, assignment
 
 
 def _kernels_of(value: object) -> KernelSchedules | None:

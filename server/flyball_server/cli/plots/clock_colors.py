@@ -12,9 +12,9 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from flyball_server.planning.data_parallel import JointSimulation
 from flyball_server.planning.documents.plan_text import Paint, plan_rows
 from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
+from flyball_server.planning.simulated_plan import SimulatedPlan
 from flyball_wire.command import Arguments, CommandError
 
 if TYPE_CHECKING:
@@ -148,16 +148,17 @@ def _takes_color() -> bool:
     return sys.stdout.isatty() and not is_dumb and not os.environ.get("NO_COLOR")
 
 
-def pipeline_blocks(
-    models: Sequence[PipelineModel],
-    assignments: Sequence[Assignment],
-    simulation: JointSimulation,
-    paint: Paint | None = None,
-) -> str:
-    """Return one block per pipeline, by `dp_rank`, an empty line between them.
+def painted_rows(timeline: SimulatedPlan, system: ColorSystem | None) -> list[str]:
+    """Return the legend of the colours, and a row per stage with its instructions.
 
-    Units in `[ ]` are on the pipeline's own longest path; `paint` None: without colour.
+    Of separate pipelines there is one block each, by `dp_rank`, an empty line between them. Units
+    in `[ ]` are on the pipeline's own longest path; `system` None: without colour.
     """
+    models, assignments = timeline.models, timeline.assignments
+    simulation = timeline.simulation
+    paint, legend = row_colors(system, models, assignments)
+    if not timeline.plan.is_separate:
+        return [*legend, *plan_rows(models[0], assignments[0], simulation.whole, paint)]
     whole_s = simulation.whole.iteration_time_s
     blocks: list[str] = []
     for dp_rank, (model, assignment, own) in enumerate(
@@ -169,4 +170,4 @@ def pipeline_blocks(
             f" {waits_ms:.1f} ms; {own.energy_j:.2f} J in all"
         )
         blocks.append("\n".join([heading, *plan_rows(model, assignment, own, paint)]))
-    return "\n\n".join(blocks)
+    return [*legend, "\n\n".join(blocks)]

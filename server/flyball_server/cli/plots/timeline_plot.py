@@ -25,9 +25,9 @@ from matplotlib.patches import Patch
 from flyball_pipeline.instruction import InstructionKind
 from flyball_server.cli.offline_inputs import instruction_label
 from flyball_server.planning.documents.plan_text import LETTERS
-from flyball_server.planning.documents.predicted_timeline import PredictedTimeline
 from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
 from flyball_server.planning.model.simulator import Simulation
+from flyball_server.planning.simulated_plan import SimulatedPlan
 from flyball_wire.whole_file import result_file
 
 Point = tuple[float, float]
@@ -68,21 +68,21 @@ class Box:
     label: str
 
 
-def row_names(timeline: PredictedTimeline) -> list[str]:
+def row_names(timeline: SimulatedPlan) -> list[str]:
     """Return the names of the stages, pipeline after pipeline."""
     return [
-        f"dp {dp_rank}, stage {stage}" if timeline.is_data_parallel else f"stage {stage}"
+        f"dp {dp_rank}, stage {stage}" if timeline.plan.is_separate else f"stage {stage}"
         for dp_rank, model in enumerate(timeline.models)
         for stage in range(model.schedule.num_stages)
     ]
 
 
-def num_chunks(timeline: PredictedTimeline) -> int:
+def num_chunks(timeline: SimulatedPlan) -> int:
     """Return the largest number of model chunks of a stage."""
     return 1 + max(item.chunk for model in timeline.models for item in model.dag.instruction)
 
 
-def boxes_of(timeline: PredictedTimeline) -> Iterator[Box]:
+def boxes_of(timeline: SimulatedPlan) -> Iterator[Box]:
     """Yield a box for each instruction; later chunks are higher."""
     chunks = num_chunks(timeline)
     shift = ROW_HEIGHT * _CHUNK_SHIFT / (chunks - 1) if chunks > 1 else 0.0
@@ -102,7 +102,7 @@ def boxes_of(timeline: PredictedTimeline) -> Iterator[Box]:
             )
 
 
-def critical_lines(timeline: PredictedTimeline) -> Iterator[list[Point]]:
+def critical_lines(timeline: SimulatedPlan) -> Iterator[list[Point]]:
     """Yield each pipeline's path: a frame around adjacent boxes, a line from stage to stage."""
     for first_row, model, _, simulation in _pipelines(timeline):
         by_stage = groupby(simulation.critical_path, key=model.dag.stage.__getitem__)
@@ -118,7 +118,7 @@ def critical_lines(timeline: PredictedTimeline) -> Iterator[list[Point]]:
 
 
 def _pipelines(
-    timeline: PredictedTimeline,
+    timeline: SimulatedPlan,
 ) -> Iterator[tuple[int, PipelineModel, Assignment, Simulation]]:
     """Return each pipeline with the row of its first stage."""
     first_row = 0
@@ -160,7 +160,7 @@ class _Scale:
         return self.panel_height_in / self.num_rows * _POINTS_PER_IN
 
 
-def write_timeline_plot(timeline: PredictedTimeline, path: Path) -> None:
+def write_timeline_plot(timeline: SimulatedPlan, path: Path) -> None:
     """Draw the timeline into an .svg or .png file.
 
     Raises:
@@ -175,7 +175,7 @@ def write_timeline_plot(timeline: PredictedTimeline, path: Path) -> None:
         _draw(timeline).savefig(part, format=path.suffix[1:], dpi=_DPI, metadata=metadata)
 
 
-def _draw(timeline: PredictedTimeline) -> Figure:
+def _draw(timeline: SimulatedPlan) -> Figure:
     shown = {"baseline, highest clocks": timeline.baseline(), "plan": timeline}
     boxes = {name: list(boxes_of(each)) for name, each in shown.items()}
     scale = _scale(shown, boxes)
@@ -198,9 +198,9 @@ def _draw(timeline: PredictedTimeline) -> Figure:
     return figure
 
 
-def _title(timeline: PredictedTimeline) -> str:
+def _title(timeline: SimulatedPlan) -> str:
     plan = timeline.plan
-    pipelines = f"{len(timeline.models)} pipelines of " if timeline.is_data_parallel else ""
+    pipelines = f"{len(timeline.models)} pipelines of " if timeline.plan.is_separate else ""
     title = (
         f"Predicted iteration: {plan.schedule}, {pipelines}{plan.num_stages} stages,"
         f" {plan.num_microbatches} microbatches; policy {plan.policy}, target {plan.target}"
@@ -210,7 +210,7 @@ def _title(timeline: PredictedTimeline) -> str:
     return textwrap.shorten(drawable, _TITLE_LENGTH)
 
 
-def _scale(shown: dict[str, PredictedTimeline], boxes: dict[str, list[Box]]) -> _Scale:
+def _scale(shown: dict[str, SimulatedPlan], boxes: dict[str, list[Box]]) -> _Scale:
     clocks_mhz = [box.clock_mhz for each in boxes.values() for box in each]
     num_rows = max(len(row_names(each)) for each in shown.values())
     lightest = mpl.colormaps["viridis"](np.linspace(0.45, 1, 256))
@@ -224,7 +224,7 @@ def _scale(shown: dict[str, PredictedTimeline], boxes: dict[str, list[Box]]) -> 
     )
 
 
-def _figures(timeline: PredictedTimeline) -> str:
+def _figures(timeline: SimulatedPlan) -> str:
     whole = timeline.simulation.whole
     return (
         f"{whole.iteration_time_s:.4f} s, {whole.energy_j:.2f} J,"
@@ -232,11 +232,11 @@ def _figures(timeline: PredictedTimeline) -> str:
     )
 
 
-def _saving_percent(baseline: PredictedTimeline, plan: PredictedTimeline) -> float:
+def _saving_percent(baseline: SimulatedPlan, plan: SimulatedPlan) -> float:
     return 100 * (1 - plan.simulation.whole.energy_j / baseline.simulation.whole.energy_j)
 
 
-def _panel(axes: Axes, timeline: PredictedTimeline, boxes: Sequence[Box], scale: _Scale) -> None:
+def _panel(axes: Axes, timeline: SimulatedPlan, boxes: Sequence[Box], scale: _Scale) -> None:
     rows = row_names(timeline)
     _waiting(axes, len(rows), timeline.simulation.whole.iteration_time_s)
     many = len(boxes) > _MANY_BOXES
@@ -286,7 +286,7 @@ def _fill(axes: Axes, boxes: Sequence[Box], scale: _Scale, *, hatch: str, raster
     axes.add_collection(collection, autolim=False)
 
 
-def _critical_paths(axes: Axes, timeline: PredictedTimeline, *, width_pt: float) -> None:
+def _critical_paths(axes: Axes, timeline: SimulatedPlan, *, width_pt: float) -> None:
     lines = list(critical_lines(timeline))
     collection = LineCollection(lines, colors="black", linewidths=width_pt, zorder=3)
     axes.add_collection(collection, autolim=False)
@@ -331,7 +331,7 @@ def _clock_bar(
         bar.set_ticks(clocks_mhz)
 
 
-def _legend(timeline: PredictedTimeline, kinds: set[InstructionKind]) -> list[Patch]:
+def _legend(timeline: SimulatedPlan, kinds: set[InstructionKind]) -> list[Patch]:
     handles = [
         Patch(
             facecolor="0.85",
@@ -342,7 +342,7 @@ def _legend(timeline: PredictedTimeline, kinds: set[InstructionKind]) -> list[Pa
         for kind, style in BOX_STYLES.items()
         if kind in kinds
     ]
-    path = "each pipeline's longest path" if timeline.is_data_parallel else "critical path"
+    path = "each pipeline's longest path" if timeline.plan.is_separate else "critical path"
     handles.append(Patch(facecolor="none", edgecolor="black", linewidth=1.3, label=path))
     handles.append(Patch(facecolor=_WAITING, label="waiting"))
     if num_chunks(timeline) > 1:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import fields
 
 from flyball_server.jobs.job_state import OVER
 from flyball_server.jobs.measurements.step_fold import StepFold, VersionFold, version_fold
@@ -11,8 +10,7 @@ from flyball_server.jobs.measurements.step_pairs import CountingRule, StepKinds
 from flyball_server.jobs.records import FoldPlace, JobRecord, PlanRecord, StepRecord, StepTotals
 from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.jobs.store.sql.job_writer import JobWriter
-from flyball_server.planning.plan import PlanPrediction
-from flyball_server.planning.probe_plan import ProbePlan
+from flyball_wire.plan import Plan
 from flyball_wire.read_models import PredictedIteration
 
 # Time in s for which later steps are posted, after which a step is not waited for. A rank that
@@ -34,7 +32,7 @@ def step_kinds(record: PlanRecord, highest_mhz: Sequence[int] = ()) -> StepKinds
         record: plan version.
         highest_mhz: highest clock of online profiling by stage, MHz; empty: not profiled online.
     """
-    if isinstance(record.plan, ProbePlan):
+    if record.plan.is_probe:
         is_probe, cycle = True, _highest_rows(record.plan, highest_mhz)
     else:
         is_probe = False
@@ -50,21 +48,19 @@ def step_kinds(record: PlanRecord, highest_mhz: Sequence[int] = ()) -> StepKinds
 def all_step_kinds(records: Iterable[PlanRecord]) -> dict[int, StepKinds]:
     """Return the step kinds of all versions of a job."""
     known = tuple(records)
-    highest_mhz = next(
-        (highest_row_mhz(each.plan) for each in known if isinstance(each.plan, ProbePlan)), ()
-    )
+    highest_mhz = next((highest_row_mhz(each.plan) for each in known if each.plan.is_probe), ())
     return {record.version: step_kinds(record, highest_mhz) for record in known}
 
 
-def highest_row_mhz(plan: ProbePlan) -> tuple[int, ...]:
-    """Return the highest clock of the plan's first row by stage, MHz.
+def highest_row_mhz(plan: Plan) -> tuple[int, ...]:
+    """Return the highest clock of a probe's first row by stage, MHz.
 
     The first version of profiling runs entirely at the highest clocks.
     """
     return tuple(max(clocks_mhz, default=0) for clocks_mhz in plan.cycle_mhz[0])
 
 
-def _highest_rows(plan: ProbePlan, highest_mhz: Sequence[int]) -> tuple[bool, ...]:
+def _highest_rows(plan: Plan, highest_mhz: Sequence[int]) -> tuple[bool, ...]:
     if len(highest_mhz) != plan.num_stages:
         return ()
     return tuple(
@@ -162,37 +158,44 @@ def _know_versions(
             continue
         record = reader.find_plan(job_id, version)
         if record is not None:
-            if isinstance(record.plan, ProbePlan) and not fold.highest_mhz:
+            if record.plan.is_probe and not fold.highest_mhz:
                 fold.highest_mhz = _highest_mhz(reader, record)
             fold.know(version, _fold_of(record, fold.highest_mhz))
 
 
 def _fold_of(record: PlanRecord, highest_mhz: Sequence[int]) -> VersionFold:
     fold, plan = version_fold(step_kinds(record, highest_mhz)), record.plan
-    if isinstance(plan, PlanPrediction):
-        fold.predicted = predicted_iteration(plan)
+    fold.predicted = predicted_iteration(plan)
+    if not plan.is_probe:
         fold.policy, fold.target = plan.policy, plan.target
     return fold
 
 
-# What a plan does not hold is computed from its model.
-_PREDICTION_FIELDS = tuple(
-    field.name for field in fields(PredictedIteration) if field.name != "saving_sources"
-)
-
-
-def predicted_iteration(plan: PlanPrediction) -> PredictedIteration:
-    """Return the model's prediction for a plan."""
-    return PredictedIteration(**{name: getattr(plan, name) for name in _PREDICTION_FIELDS})
+def predicted_iteration(plan: Plan) -> PredictedIteration | None:
+    """Return the model's prediction for a plan; None: a probe."""
+    prediction = plan.prediction
+    if prediction is None:
+        return None
+    return PredictedIteration(
+        iteration_time_s=plan.iteration_time_s,
+        energy_j=prediction.energy_j,
+        baseline_iteration_time_s=prediction.baseline_iteration_time_s,
+        baseline_energy_j=prediction.baseline_energy_j,
+        saving_percent=prediction.saving_percent,
+        gap_percent=prediction.gap_percent,
+        compared=prediction.compared,
+        reserve=plan.reserve,
+        saving_sources=prediction.saving_sources,
+    )
 
 
 def _highest_mhz(reader: JobReader, probe: PlanRecord) -> tuple[int, ...]:
     """Return the highest clock of online profiling by stage, MHz, from its first version."""
     for version in range(1, probe.version):
         record = reader.find_plan(probe.job_id, version)
-        if record is not None and isinstance(record.plan, ProbePlan):
+        if record is not None and record.plan.is_probe:
             return highest_row_mhz(record.plan)
-    return highest_row_mhz(probe.plan) if isinstance(probe.plan, ProbePlan) else ()
+    return highest_row_mhz(probe.plan) if probe.plan.is_probe else ()
 
 
 # ------------------------------------------------------------------ posts

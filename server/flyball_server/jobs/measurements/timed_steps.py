@@ -11,22 +11,19 @@ import numpy as np
 
 from flyball_pipeline.dag import build_dag
 from flyball_pipeline.errors import PipelineError
-from flyball_pipeline.instruction import Instruction
-from flyball_pipeline.schedule import Schedule, one_chunk_each
+from flyball_pipeline.schedule import Schedule
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.jobs.loop_state import MeasuredDelays
 from flyball_server.jobs.measurements.step_saving import step_plans_saving_percent
-from flyball_server.jobs.records import AnyPlan, PlanRecord, RankRecord
+from flyball_server.jobs.records import PlanRecord, RankRecord
 from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.jobs.stragglers.step_ratios import clock_times
-from flyball_server.planning.documents.recorded_plan import models_of_merged_plan
+from flyball_server.planning.documents.recorded_plan import models_of_plan
 from flyball_server.planning.model.array_dag import ArrayDag, array_dag
-from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan, PlannedStages
 from flyball_server.planning.policies.measured_reconfigure import (
     StageInstructionTimes,
     is_as_ordered,
 )
-from flyball_server.planning.probe_plan import ProbePlan
 from flyball_server.profiling.change_delays import (
     MedianDelays,
     TimedStage,
@@ -39,6 +36,7 @@ from flyball_server.profiling.iteration_delays import (
     measured_jitter,
 )
 from flyball_wire.messages import InstructionReport
+from flyball_wire.plan import Plan
 
 # Steps with times of single instructions: fewer in a large pipeline, whose steps are long, and in
 # which a post has this number of instructions.
@@ -56,27 +54,23 @@ StepReports = Sequence[Sequence[_Reports]]
 """Of each data-parallel pipeline, the instructions of each stage in one step."""
 
 
-def num_timed_steps(plan: AnyPlan) -> int:
+def num_timed_steps(plan: Plan) -> int:
     """Return the number of steps on a plan whose instructions the ranks post; 0: none.
 
     A pipeline that never flushes has no tail, and profiling has its own measurements.
     """
-    if isinstance(plan, ProbePlan) or plan.weight_versions is not None:
+    if plan.is_probe or plan.weight_versions is not None:
         return 0
-    fit = TIMED_INSTRUCTIONS // max(map(len, _stages(plan)))
+    fit = TIMED_INSTRUCTIONS // max(map(len, plan.stages))
     return min(max(fit, FEWEST_TIMED_STEPS), MOST_TIMED_STEPS)
 
 
-def is_timed(plan: AnyPlan, rank: RankRecord) -> bool:
+def is_timed(plan: Plan, rank: RankRecord) -> bool:
     """Return whether this rank posts its instructions: one of each stage of some pipelines."""
-    if isinstance(plan, ProbePlan) or rank.tp_rank or rank.cp_rank:
+    if plan.is_probe or rank.tp_rank or rank.cp_rank:
         return False
-    num_pipelines = max(1, INSTRUCTIONS_A_STEP // sum(map(len, _stages(plan))))
+    num_pipelines = max(1, INSTRUCTIONS_A_STEP // sum(map(len, plan.stages)))
     return rank.dp_rank < num_pipelines
-
-
-def _stages(plan: FrequencyPlan | DataParallelPlan) -> PlannedStages:
-    return plan.stages if isinstance(plan, FrequencyPlan) else plan.pipelines[0].stages
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,9 +135,9 @@ def read_delays(
         given_hops_s: given times of transfers, s; None: they are measured.
     """
     plan = timed.record.plan
-    if isinstance(plan, ProbePlan) or len(timed.steps) < FEWEST_USABLE_STEPS:
+    if plan.is_probe or len(timed.steps) < FEWEST_USABLE_STEPS:
         return None
-    schedule = _schedule_of(plan)
+    schedule = plan.order_of(plan.pipelines[0])
     ranks = reader.list_ranks(timed.record.job_id)
     pipelines = _pipelines([rank for rank in ranks if is_timed(plan, rank)], schedule.num_stages)
     read = {
@@ -166,7 +160,7 @@ def read_delays(
 
 def delays_of_steps(
     version: int,
-    plan: FrequencyPlan | DataParallelPlan,
+    plan: Plan,
     iteration_times_s: Sequence[float],
     reports: Sequence[StepReports],
     *,
@@ -183,7 +177,7 @@ def delays_of_steps(
         profile: the job's profile.
         given_hops_s: given times of transfers, s; None: they are measured.
     """
-    dag = array_dag(build_dag(_schedule_of(plan)))
+    dag = array_dag(build_dag(plan.order_of(plan.pipelines[0])))
     # (num_steps, num_pipelines, num_nodes, 2), nodes being numbered stage after stage.
     times_s = np.array(
         [
@@ -203,7 +197,7 @@ def delays_of_steps(
     )
     delays = measured_delays(dag, steps, given_hops_s)
     changes = MedianDelays()
-    if isinstance(plan, FrequencyPlan):
+    if not plan.is_separate:
         changes = measured_change_delays(_timed_stages(plan, profile, dag, steps))
     work, saving_percent = shared_scatter(dag, steps.compute_s), None
     if work:
@@ -222,32 +216,19 @@ def delays_of_steps(
 
 
 def _step_plans_saving_percent(
-    plan: FrequencyPlan | DataParallelPlan, profile: StageProfile, steps: TimedSteps
+    plan: Plan, profile: StageProfile, steps: TimedSteps
 ) -> float | None:
     """Return what clocks for each of the steps would have saved, %; None: it cannot be known."""
     num_pipelines = steps.compute_s.shape[2]
     try:
-        models = models_of_merged_plan(profile, plan)
-        if isinstance(plan, FrequencyPlan):
+        models = models_of_plan(profile, plan)
+        if not plan.is_separate:
             models *= num_pipelines
         elif len(models) != num_pipelines:
             return None
         return step_plans_saving_percent(models, steps.compute_s)
     except PipelineError:
         return None
-
-
-def _schedule_of(plan: FrequencyPlan | DataParallelPlan) -> Schedule:
-    stages = _stages(plan)
-    return Schedule(
-        name=plan.schedule,
-        num_microbatches=plan.num_microbatches,
-        virtual_stages=plan.virtual_stages or one_chunk_each(len(stages)),
-        stages=tuple(
-            tuple(Instruction(item.kind, item.microbatch, item.chunk) for item in stage)
-            for stage in stages
-        ),
-    )
 
 
 def _pipelines(ranks: Sequence[RankRecord], num_stages: int) -> list[list[int]]:
@@ -294,7 +275,7 @@ def _is_as_ordered(schedule: Schedule, stage: int, reports: _Reports) -> bool:
 
 
 def _timed_stages(
-    plan: FrequencyPlan, profile: StageProfile, dag: ArrayDag, steps: TimedSteps
+    plan: Plan, profile: StageProfile, dag: ArrayDag, steps: TimedSteps
 ) -> list[TimedStage]:
     """Return the stages whose instructions are all profiled at all clocks of the stage."""
     found: list[TimedStage] = []
@@ -317,7 +298,7 @@ def _timed_stages(
                 kinds=tuple((item.kind, item.chunk) for item in stage),
                 requests={
                     request.position: (request.after_position, request.offset_s)
-                    for request in plan.requests
+                    for request in plan.pipelines[0].requests
                     if request.stage == number
                 },
                 begin_s=steps.begin_s[of_stage].reshape(num_instructions, -1),
@@ -327,7 +308,7 @@ def _timed_stages(
     return found
 
 
-def _jitter(dag: ArrayDag, steps: TimedSteps, plan: FrequencyPlan | DataParallelPlan) -> float:
+def _jitter(dag: ArrayDag, steps: TimedSteps, plan: Plan) -> float:
     """Return the jitter, of instructions at the clock before, where their kind has any."""
     changes = _has_changed(plan)
     alike, alike_of_node = dag.alike
@@ -339,13 +320,13 @@ def _jitter(dag: ArrayDag, steps: TimedSteps, plan: FrequencyPlan | DataParallel
     return math.hypot(*of_alike) / math.sqrt(len(of_alike))
 
 
-def _has_changed(plan: FrequencyPlan | DataParallelPlan) -> list[bool]:
+def _has_changed(plan: Plan) -> list[bool]:
     """Return per node whether its clock may change in it, in any pipeline.
 
     That is where it is another one than before, and where the next one is requested early.
     """
     by_pipeline: list[list[bool]] = []
-    for part in [plan] if isinstance(plan, FrequencyPlan) else plan.pipelines:
+    for part in plan.pipelines:
         requested = {(request.stage, request.position - 1) for request in part.requests}
         by_pipeline.append(
             [

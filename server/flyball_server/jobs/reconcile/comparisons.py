@@ -19,8 +19,8 @@ from flyball_server.jobs.savings.comparisons import (
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.jobs.store.sql.job_writer import JobWriter
-from flyball_server.planning.probe_plan import ProbePlan
-from flyball_wire.messages import MeasurementDetail, PlanVersion
+from flyball_wire.messages import PlanVersion
+from flyball_wire.plan import Purpose
 
 _LOG = logging.getLogger(__name__)
 
@@ -116,10 +116,7 @@ def _can_be_compared(reader: JobReader, situation: _Situation) -> bool:
     if newest.first_step is None or job.planned_revision != job.inputs_revision:
         return False
     record = require_plan(reader, job.job_id, newest.version)
-    return (
-        not isinstance(record.plan, ProbePlan)
-        and record.measurement_detail != MeasurementDetail.INSTRUCTIONS
-    )
+    return record.purpose in {Purpose.PLAN, Purpose.COMPARISON}
 
 
 def _change(services: JobServices, writer: JobWriter, situation: _Situation) -> str:

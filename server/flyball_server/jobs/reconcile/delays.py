@@ -14,7 +14,7 @@ from flyball_server.jobs.measurements.timed_steps import (
 )
 from flyball_server.jobs.reconcile.comparisons import open_comparison
 from flyball_server.jobs.reconcile.reconfigurations import is_reconfigured
-from flyball_server.jobs.records import AnyPlan, JobRecord
+from flyball_server.jobs.records import JobRecord
 from flyball_server.jobs.registry.inspection import require_job, require_plan
 from flyball_server.jobs.replanning.plan_job import SlottedReconciler
 from flyball_server.jobs.replanning.plan_request import has_given_transitions, needs_jitter
@@ -22,8 +22,8 @@ from flyball_server.jobs.replanning.solve import is_same_work
 from flyball_server.jobs.replanning.update_and_replan import update_and_replan
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.sql.job_reader import JobReader
-from flyball_server.planning.probe_plan import ProbePlan
 from flyball_wire.messages import JobSpec, JobState
+from flyball_wire.plan import Plan
 from flyball_wire.plan_options import plan_options
 
 # Change of the predicted iteration time, as a share, above which the job is planned again; that of
@@ -119,7 +119,7 @@ def _following(before: MeasuredDelays, after: MeasuredDelays) -> MeasuredDelays:
 
 
 def _matters(
-    spec: JobSpec, before: MeasuredDelays | None, after: MeasuredDelays, plan: AnyPlan
+    spec: JobSpec, before: MeasuredDelays | None, after: MeasuredDelays, plan: Plan
 ) -> bool:
     """Return whether planning with the one or the other makes a difference."""
     factor = 1 if before is None else 2 ** (before.num_before + 1)
@@ -138,9 +138,9 @@ def _matters(
     )
 
 
-def _changes_otherwise(plan: AnyPlan, after: MeasuredDelays, factor: int) -> bool:
+def _changes_otherwise(plan: Plan, after: MeasuredDelays, factor: int) -> bool:
     """Return whether clocks change at other times than the plan counts, by enough."""
-    counted = None if isinstance(plan, ProbePlan) else plan.transitions
+    counted = plan.transitions
     pairs_s = (
         (after.up_s, 0.0 if counted is None else counted.up_p50_s),
         (after.down_s, 0.0 if counted is None else counted.down_p50_s),

@@ -20,7 +20,6 @@ from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.jobs.store.sql.job_writer import JobWriter
 from flyball_server.jobs.versions.plan_versions import add_version
 from flyball_server.jobs.versions.rank_plans import check_parts_fit
-from flyball_server.planning.probe_plan import ProbePlan
 from flyball_server.profiling.moves import (
     Finished,
     KeepWatching,
@@ -33,6 +32,7 @@ from flyball_server.profiling.moves import (
 from flyball_server.profiling.observations import ProbeSetup
 from flyball_wire.messages import JobState, MeasurementDetail
 from flyball_wire.online_profiling import ProfilingResult, ProfilingState
+from flyball_wire.plan import Plan
 
 _LOG = logging.getLogger(__name__)
 
@@ -114,7 +114,7 @@ def _make(services: JobServices, job: JobRecord, record: ProbingRecord, move: Mo
         _refuse(services, job, move.problem, record)
 
 
-def _publish(services: JobServices, job: JobRecord, plan: ProbePlan, record: ProbingRecord) -> None:
+def _publish(services: JobServices, job: JobRecord, plan: Plan, record: ProbingRecord) -> None:
     with services.store.writing(job.job_id) as writer:
         now = _still_unprofiled(writer, job)
         if now is None:
@@ -127,7 +127,8 @@ def _publish(services: JobServices, job: JobRecord, plan: ProbePlan, record: Pro
         progress = ProfilingResult(state=ProfilingState.PROBING, num_steps=record.num_steps)
         writer.save_loop_state(writer.find_loop_state(job.job_id).evolve(profiling=progress))
     services.notify_pollers(job.job_id)
-    _LOG.info("job %s: version %d probes in %d steps", job.job_id, added.version, plan.num_steps)
+    num_steps = len(plan.cycle_mhz)
+    _LOG.info("job %s: version %d probes in %d steps", job.job_id, added.version, num_steps)
 
 
 def _finish(services: JobServices, job: JobRecord, move: Finished) -> None:
@@ -169,7 +170,7 @@ def _is_left_probing(reader: JobReader, job_id: str) -> bool:
     newest = newest_plan(reader, job_id)
     return (
         newest is not None
-        and isinstance(newest.plan, ProbePlan)
+        and newest.plan.is_probe
         and newest.measurement_detail != MeasurementDetail.TOTALS
     )
 

@@ -23,8 +23,7 @@ from flyball_server.jobs.versions.plan_versions import add_version
 from flyball_server.planning.documents.recorded_plan import model_of_plan
 from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
 from flyball_server.planning.model.simulator import simulate
-from flyball_server.planning.plan import FrequencyPlan
-from flyball_server.planning.planner import planned_stages
+from flyball_server.planning.planner import planned_stages, predicted
 from flyball_server.planning.policies.measured_reconfigure import (
     Decision,
     MeasuredLoop,
@@ -38,6 +37,7 @@ from flyball_server.planning.policies.measured_reconfigure import (
 )
 from flyball_server.planning.policies.reconfigure import reconfigure
 from flyball_wire.messages import Adaptation, MeasurementDetail
+from flyball_wire.plan import Plan, Purpose
 
 # Number of a version's steps that are read: a run that started over has later ones too.
 MOST_STEPS = 64
@@ -170,7 +170,7 @@ class _Round:
 
     job: JobRecord
     record: PlanRecord
-    plan: FrequencyPlan
+    plan: Plan
     loop: MeasuredLoop
     assignment: Assignment
     windows: list[MeasuredPipeline]
@@ -222,11 +222,9 @@ def _round(services: JobServices, reader: JobReader, job_id: str) -> _Round | No
     if record is None:
         return None
     plan = record.plan
-    is_open = (
-        record.measurement_detail == MeasurementDetail.INSTRUCTIONS and not record.baseline_cycle
-    )
+    is_open = record.purpose == Purpose.RAISE
     is_current = record.first_step is not None and job.planned_revision == job.inputs_revision
-    if not (is_open and is_current and isinstance(plan, FrequencyPlan)):
+    if not (is_open and is_current) or plan.is_separate:
         return None
     profile = reader.find_profile(job_id)
     if profile is None:
@@ -279,13 +277,21 @@ def _publish(
     services: JobServices, this: _Round, assignment: Assignment, detail: MeasurementDetail, why: str
 ) -> None:
     """Add the version unless the job has another one by now."""
-    predicted = simulate(this.loop.model, assignment)
+    model, before = this.loop.model, this.plan.predicted
+    simulation = simulate(model, assignment)
+    [pipeline] = this.plan.pipelines
     plan = replace(
         this.plan,
         reconfigure=this.loop.manner,
-        iteration_time_s=predicted.iteration_time_s,
-        energy_j=predicted.energy_j,
-        stages=planned_stages(this.loop.model, assignment),
+        iteration_time_s=simulation.iteration_time_s,
+        pipelines=(replace(pipeline, stages=planned_stages(model, assignment)),),
+        prediction=predicted(
+            model,
+            assignment,
+            simulation,
+            lower_bound_j=before.lower_bound_j,
+            compared=before.compared,
+        ),
     )
     job_id = this.job.job_id
     with services.store.writing(job_id) as writer:

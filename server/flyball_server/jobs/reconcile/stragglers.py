@@ -26,8 +26,8 @@ from flyball_server.jobs.stragglers.step_ratios import (
     planned_clock_times,
     rank_step,
 )
-from flyball_server.planning.probe_plan import ProbePlan
 from flyball_wire.messages import Adaptation
+from flyball_wire.plan import Purpose
 from flyball_wire.plan_options import Effort, Policy
 
 # Number of steps within which the next measured step is searched for: steps of an earlier run may
@@ -112,7 +112,7 @@ class DetectionWindow:
         if self._times_s is None:
             profile = reader.find_profile(self.job_id)
             plan = require_plan(reader, self.job_id, self.version).plan
-            if profile is None or isinstance(plan, ProbePlan):
+            if profile is None or plan.is_probe:
                 return {}
             self._times_s = planned_clock_times(profile, plan)
         return self._times_s[stage]
@@ -161,7 +161,7 @@ def measured_slowdowns(
 
 def _is_watched(reader: JobReader, seen: DetectionWindow) -> bool:
     plan = require_plan(reader, seen.job_id, seen.version)
-    return not plan.baseline_cycle and not isinstance(plan.plan, ProbePlan)
+    return plan.purpose in {Purpose.PLAN, Purpose.RAISE}
 
 
 # Number of steps that a plan holds before measurements on it may change it.

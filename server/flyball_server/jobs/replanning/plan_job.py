@@ -34,7 +34,6 @@ from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.jobs.versions.plan_versions import add_version
 from flyball_server.jobs.versions.rank_plans import check_parts_fit
 from flyball_server.kit.single_flight import SingleFlight
-from flyball_server.planning.plan import PlanPrediction
 from flyball_wire.closed_loop import MissedTarget
 from flyball_wire.messages import Adaptation, JobSpec, JobState, MeasurementDetail
 
@@ -166,8 +165,8 @@ def _wanted(inputs: PlanningInputs) -> object:
 def _is_better(refined: SlowedPlan, first: PlanRecord) -> bool:
     """Return whether it needs less energy or time by LEAST_GAIN."""
     before, after = first.plan, refined.plan
-    return not isinstance(before, PlanPrediction) or (
-        after.energy_j < (1 - LEAST_GAIN) * before.energy_j
+    return before.is_probe or (
+        after.predicted.energy_j < (1 - LEAST_GAIN) * before.predicted.energy_j
         or after.iteration_time_s < (1 - LEAST_GAIN) * before.iteration_time_s
     )
 

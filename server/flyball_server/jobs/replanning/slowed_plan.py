@@ -17,10 +17,9 @@ from flyball_server.jobs.replanning.solve import solve
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.planning.errors import TargetUnreachableError
-from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan, Slowdown
 from flyball_server.planning.planner import PlanRequest
-from flyball_server.planning.probe_plan import ProbePlan
 from flyball_server.planning.stragglers.slowed_pipelines import SlowedRequest, make_slowed_plan
+from flyball_wire.plan import Plan, Slowdown
 
 # Targets that are tried after one that cannot be met; a search may miss the time that it named.
 _NUM_NEARER = 2
@@ -68,7 +67,7 @@ class SlowedPlan:
         has_own_effort: true if solved with the job's own effort; false: a better one may follow.
     """
 
-    plan: FrequencyPlan | DataParallelPlan
+    plan: Plan
     digest: str
     made_as: int | None = None
     has_own_effort: bool = True
@@ -101,7 +100,7 @@ def read_snapshot(reader: JobReader, job_id: str) -> PlanningSnapshot:
     """
     job, loop_state = require_job(reader, job_id), reader.find_loop_state(job_id)
     newest = newest_plan(reader, job_id)
-    plan = None if newest is None or isinstance(newest.plan, ProbePlan) else newest.plan
+    plan = None if newest is None or newest.plan.is_probe else newest.plan
     planned_target = None if plan is None else plan.target
     if loop_state.missed is not None:
         planned_target = loop_state.missed.target
@@ -145,9 +144,7 @@ def slowed_plan(
     return SlowedPlan(plan=plan, digest=digest, has_own_effort=inputs.effort is None)
 
 
-def _nearest(
-    services: JobServices, snapshot: PlanningSnapshot, slowed: SlowedRequest
-) -> FrequencyPlan | DataParallelPlan:
+def _nearest(services: JobServices, snapshot: PlanningSnapshot, slowed: SlowedRequest) -> Plan:
     """Return the plan for the target, or for the nearest one if it was met and cannot be."""
     is_kept = slowed.request.options.target == snapshot.planned_target
     for _ in range(_NUM_NEARER):
@@ -161,9 +158,7 @@ def _nearest(
     return _solved(services, snapshot.job, slowed)
 
 
-def _solved(
-    services: JobServices, job: JobRecord, slowed: SlowedRequest
-) -> FrequencyPlan | DataParallelPlan:
+def _solved(services: JobServices, job: JobRecord, slowed: SlowedRequest) -> Plan:
     if not slowed.slowdowns:
         return solve(services, job, services.planner, slowed.request)
     return solve(services, job, make_slowed_plan, slowed)
@@ -185,7 +180,7 @@ def _made_before(
         return None
     with services.store.reading() as reader:  # versions never change
         plan = require_plan(reader, snapshot.job.job_id, version).plan
-    if isinstance(plan, ProbePlan):
+    if plan.is_probe:
         return None
     return SlowedPlan(plan=plan, digest=digest, made_as=version)
 

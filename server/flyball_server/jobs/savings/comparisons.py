@@ -15,7 +15,6 @@ from flyball_server.jobs.registry.inspection import newest_plan, require_job
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.sql.job_writer import JobWriter
 from flyball_server.jobs.versions.plan_versions import add_version
-from flyball_server.planning.probe_plan import ProbePlan
 from flyball_wire.closed_loop import ComparisonState, ComparisonStatus
 
 # The energy counter updates about every 100 ms: a block of this length loses a few percent.
@@ -45,7 +44,7 @@ def start_comparison(services: JobServices, job_id: str, num_pairs: int) -> Comp
         newest = newest_plan(writer, job_id)
         if job.state in OVER:
             raise JobIsOverError(job_id=job_id, state=job.state)
-        if newest is None or isinstance(newest.plan, ProbePlan):
+        if newest is None or newest.plan.is_probe:
             raise MissingPlanError(job_id=job_id)
         if step_kinds(newest).is_all_baseline:
             raise NothingToCompareError(job_id=job_id)

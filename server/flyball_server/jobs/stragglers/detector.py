@@ -21,7 +21,7 @@ from itertools import pairwise
 from flyball_server.jobs.loop_state import RankSlowdown, StageSlowdown
 from flyball_server.jobs.records import RankRecord
 from flyball_server.jobs.stragglers.step_ratios import RankStep, Ratio, reason_of, window_ratio
-from flyball_server.planning.request_options import MAX_SLOWDOWN, MIN_SLOWDOWN
+from flyball_wire.plan import MAX_SLOWDOWN, MIN_SLOWDOWN
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from flyball_pipeline.errors import PipelineError
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.jobs.records import StepDetail, StepRecord
-from flyball_server.planning.documents.recorded_plan import models_of_merged_plan
+from flyball_server.planning.documents.recorded_plan import models_of_plan
 from flyball_server.planning.model.simulator import simulate
-from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan
 from flyball_wire.closed_loop import StragglerReason
+from flyball_wire.plan import Plan
 
 ClockTimes = Mapping[tuple[str, int, int], float]
 """Profiled times of one stage in s, by (kind, chunk, MHz)."""
@@ -80,9 +80,7 @@ def clock_times(profile: StageProfile, stage: int) -> ClockTimes:
     }
 
 
-def planned_clock_times(
-    profile: StageProfile, plan: FrequencyPlan | DataParallelPlan
-) -> list[ClockTimes]:
+def planned_clock_times(profile: StageProfile, plan: Plan) -> list[ClockTimes]:
     """Return the times that a plan's instructions are predicted to take, by stage.
 
     Where clocks change late, this is the mean over the plan's instructions of a kind, chunk and
@@ -93,7 +91,7 @@ def planned_clock_times(
     if plan.transitions is None:
         return list(of_stages)
     try:
-        pipelines = models_of_merged_plan(profile, plan)
+        pipelines = models_of_plan(profile, plan)
     except PipelineError:
         return list(of_stages)
     sums: dict[tuple[int, tuple[str, int, int]], tuple[float, int]] = {}

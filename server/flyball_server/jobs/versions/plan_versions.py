@@ -14,7 +14,7 @@ from flyball_server.jobs.errors import (
     UnknownError,
     UnknownPlanError,
 )
-from flyball_server.jobs.records import AnyPlan, PlanRecord
+from flyball_server.jobs.records import PlanRecord
 from flyball_server.jobs.registry.inspection import (
     newest_version,
     require_job,
@@ -26,13 +26,14 @@ from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.jobs.store.sql.job_writer import JobWriter
 from flyball_server.jobs.versions.rank_plans import check_parts_fit
 from flyball_wire.messages import MeasurementDetail, PlanVersion
+from flyball_wire.plan import Plan
 
 
 def add_version(
     services: JobServices,
     writer: JobWriter,
     job_id: str,
-    plan: AnyPlan,
+    plan: Plan,
     *,
     solve_s: float = 0.0,
     measurement_detail: MeasurementDetail = MeasurementDetail.TOTALS,

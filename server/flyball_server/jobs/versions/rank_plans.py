@@ -13,7 +13,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from flyball_pipeline.errors import PipelineError
 from flyball_pipeline.instruction import InstructionKind
+from flyball_pipeline.retiming import MAX_INSTRUCTIONS as MOST_RETIMED
+from flyball_pipeline.step_curves import ClockPoint
 from flyball_profiles.stage_profile import OperatingPoint, StageProfile
 from flyball_server.jobs.errors import (
     InvalidFieldError,
@@ -25,58 +28,35 @@ from flyball_server.jobs.errors import (
 )
 from flyball_server.jobs.loop_state import PlanningInputs
 from flyball_server.jobs.measurements.timed_steps import is_timed, num_timed_steps
-from flyball_server.jobs.records import AnyPlan, JobRecord, PlanRecord, RankRecord, identity_of
+from flyball_server.jobs.records import JobRecord, PlanRecord, RankRecord, identity_of
 from flyball_server.jobs.registry.inspection import newest_version, require_plan
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.kit.lru import Lru
-from flyball_server.planning.plan import (
-    DataParallelPlan,
-    FrequencyPlan,
-    PlannedInstruction,
-    PlannedPipeline,
-)
-from flyball_server.planning.probe_plan import ProbePlan
+from flyball_server.planning.documents.predicted_timeline import planned_models
 from flyball_wire.messages import PlanVersion
-from flyball_wire.rank_plan import MAX_INSTRUCTIONS, MAX_PART_BYTES, RankPlan, most_bytes, rank_plan
+from flyball_wire.plan import PipelinePlan, Plan, PlannedInstruction
+from flyball_wire.rank_pipeline import packed_pipeline
+from flyball_wire.rank_plan import (
+    MAX_INSTRUCTIONS,
+    MAX_PART_BYTES,
+    RankPipeline,
+    RankPlan,
+    most_bytes,
+    rank_plan,
+)
 
 
-def rank_instructions(plan: AnyPlan, rank: RankRecord) -> tuple[PlannedInstruction, ...]:
-    """Return the rank's instructions in order of execution; of its own pipeline if they differ.
-
-    In a probe plan each instruction has its highest clock of the cycle.
-    """
-    if isinstance(plan, ProbePlan):
-        highest_mhz = map(max, zip(*(row[rank.stage] for row in plan.cycle_mhz), strict=True))
-        return tuple(
-            PlannedInstruction(kind=kind, microbatch=microbatch, frequency_mhz=mhz, chunk=chunk)
-            for (kind, microbatch, chunk), mhz in zip(
-                plan.stages[rank.stage], highest_mhz, strict=True
-            )
-        )
-    return _part_of(plan, rank).stages[rank.stage]
+def rank_instructions(plan: Plan, rank: RankRecord) -> tuple[PlannedInstruction, ...]:
+    """Return the rank's instructions in order of execution; of its own pipeline if they differ."""
+    return plan.pipeline_of(rank.dp_rank).stages[rank.stage]
 
 
-def _part_of(
-    plan: FrequencyPlan | DataParallelPlan, rank: RankRecord
-) -> FrequencyPlan | PlannedPipeline:
-    """Return the plan of the rank's pipeline."""
-    if not isinstance(plan, DataParallelPlan):
-        return plan
-    for pipeline in plan.pipelines:
-        if rank.dp_rank in (pipeline.dp_ranks or (pipeline.dp_rank,)):
-            return pipeline
-    # A rank that registered after the plan was made: the first pipeline's part is safe for it too.
-    return plan.pipelines[0]
-
-
-def rank_requests(plan: AnyPlan, rank: RankRecord) -> tuple[tuple[int, int, float], ...]:
+def rank_requests(plan: Plan, rank: RankRecord) -> tuple[tuple[int, int, float], ...]:
     """Return the early requests of the rank's clocks: `[position, after_position, offset_s]`."""
-    if isinstance(plan, ProbePlan):
-        return ()
     return tuple(
         (position, after_position, offset_s)
-        for stage, position, after_position, offset_s in _part_of(plan, rank).requests
+        for stage, position, after_position, offset_s in plan.pipeline_of(rank.dp_rank).requests
         if stage == rank.stage
     )
 
@@ -88,7 +68,7 @@ def rank_cycle_mhz(
     profile: StageProfile | None,
 ) -> tuple[tuple[int, ...], ...]:
     """Return each instruction's clock per step of the version's cycle; empty: there is no cycle."""
-    if isinstance(record.plan, ProbePlan):
+    if record.plan.cycle_mhz:
         return tuple(row[stage] for row in record.plan.cycle_mhz)
     if not record.baseline_cycle or profile is None:
         return ()
@@ -136,7 +116,42 @@ def planned_times_s(
     return times_s
 
 
-def check_parts_fit(plan: AnyPlan, *, cycle_length: int = 0) -> None:
+def pipeline_part(plan: Plan, rank: RankRecord, profile: StageProfile) -> RankPipeline | None:
+    """Return a rank's pipeline, from which the clocks of single steps are chosen.
+
+    Returns:
+        None where its steps get no plans of their own: it never flushes, the profile is not the
+        plan's, or ranks do not take a part as large.
+    """
+    pipeline = plan.pipeline_of(rank.dp_rank)
+    num_instructions = sum(map(len, pipeline.stages))
+    if plan.is_probe or plan.weight_versions is not None or num_instructions > MOST_RETIMED:
+        return None
+    try:
+        model = planned_models(profile, plan)[plan.pipelines.index(pipeline)][0]
+    except PipelineError:
+        return None
+    places, place_of_node = model.dag.alike
+    points_of = dict(zip(place_of_node, model.points, strict=True))
+    part = packed_pipeline(
+        model.schedule,
+        pipeline.clocks_mhz,
+        {
+            place: [
+                ClockPoint(point.frequency_mhz, point.time_s, point.energy_j)
+                for point in points_of[number]
+            ]
+            for number, place in enumerate(places)
+        },
+        waiting_power_w=model.stage_blocking_power_w,
+        tail_s=plan.tail_s,
+        transfer_s=plan.transfer_s,
+    )
+    num_bytes = part.most_bytes + _most_bytes(plan, pipeline, rank.stage, 0)
+    return part if num_bytes <= MAX_PART_BYTES else None
+
+
+def check_parts_fit(plan: Plan, *, cycle_length: int = 0) -> None:
     """Check that ranks can take their parts of a plan.
 
     Args:
@@ -146,9 +161,10 @@ def check_parts_fit(plan: AnyPlan, *, cycle_length: int = 0) -> None:
     Raises:
         InvalidFieldError: A part is too large.
     """
-    for pipeline in plan.pipelines if isinstance(plan, DataParallelPlan) else (plan,):
+    for pipeline in plan.pipelines:
         for stage, instructions in enumerate(pipeline.stages):
-            num, num_bytes = len(instructions), _most_bytes(pipeline, stage, cycle_length)
+            num = len(instructions)
+            num_bytes = _most_bytes(plan, pipeline, stage, cycle_length)
             if num > MAX_INSTRUCTIONS or num_bytes > MAX_PART_BYTES:
                 raise InvalidFieldError(
                     "num_microbatches",
@@ -157,26 +173,17 @@ def check_parts_fit(plan: AnyPlan, *, cycle_length: int = 0) -> None:
                 )
 
 
-def _most_bytes(
-    pipeline: FrequencyPlan | PlannedPipeline | ProbePlan, stage: int, cycle_length: int
-) -> int:
-    if isinstance(pipeline, ProbePlan):
-        rows = {row[stage] for row in pipeline.cycle_mhz}
-        return most_bytes(
-            len(pipeline.stages[stage]),
-            num_clocks=len(set[int]().union(*rows)),
-            num_rows=len(rows),
-            cycle_length=pipeline.num_steps,
-        )
+def _most_bytes(plan: Plan, pipeline: PipelinePlan, stage: int, cycle_length: int) -> int:
+    rows = {row[stage] for row in plan.cycle_mhz}
     alike = {(kind, clock_mhz, chunk) for kind, _, clock_mhz, chunk in pipeline.stages[stage]}
     return most_bytes(
         len(pipeline.stages[stage]),
         # A comparison adds the highest clock of each kind.
-        num_clocks=2 * len(alike),
+        num_clocks=len(set[int]().union(*rows)) if rows else 2 * len(alike),
         num_times=len(alike),
         num_requests=sum(1 for of_stage, *_ in pipeline.requests if of_stage == stage),
-        num_rows=2 if cycle_length else 0,
-        cycle_length=cycle_length,
+        num_rows=len(rows) or (2 if cycle_length else 0),
+        cycle_length=len(plan.cycle_mhz) or cycle_length,
     )
 
 
@@ -300,9 +307,22 @@ def _is_news(asked: PlanQuestion, newest: int, newest_id: str | None) -> bool:
 
 
 def part_of(
-    plan: PlanRecord, rank: RankRecord, profile: StageProfile | None, planned_inputs: PlanningInputs
+    plan: PlanRecord,
+    rank: RankRecord,
+    profile: StageProfile | None,
+    planned_inputs: PlanningInputs,
+    *,
+    has_step_plans: bool = False,
 ) -> RankPlan:
-    """Return this rank's part of a version."""
+    """Return this rank's part of a version.
+
+    Args:
+        plan: the version.
+        rank: the rank.
+        profile: the job's profile; None: none is known.
+        planned_inputs: inputs of the version's planning.
+        has_step_plans: true if steps get clocks of their own, for which ranks need the pipeline.
+    """
     instructions = rank_instructions(plan.plan, rank)
     return rank_plan(
         [(str(kind), number, clock_mhz, chunk) for kind, number, clock_mhz, chunk in instructions],
@@ -317,6 +337,7 @@ def part_of(
         num_timed_steps=num_timed_steps(plan.plan) if is_timed(plan.plan, rank) else 0,
         plan_id=plan.plan_id,
         requests=rank_requests(plan.plan, rank),
+        pipeline=pipeline_part(plan.plan, rank, profile) if has_step_plans and profile else None,
     )
 
 
@@ -339,11 +360,10 @@ class _Version:
 
     def rendered(self, rank: RankRecord, render: Callable[[RankPlan], bytes]) -> bytes:
         """Return the part of this rank."""
-        is_separate = isinstance(self.plan.plan, DataParallelPlan)
         is_slowed = any(slowed.rank == rank.rank for slowed in self.planned_inputs.rank_slowdowns)
         key = (
             rank.stage,
-            rank.dp_rank if is_separate else None,
+            rank.dp_rank if self.plan.plan.is_separate else None,
             rank.rank if is_slowed else None,
             is_timed(self.plan.plan, rank),
         )

@@ -6,7 +6,6 @@ nothing in it is ever evaluated.
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
@@ -16,20 +15,25 @@ from flyball_pipeline.errors import PipelineError
 from flyball_pipeline.instruction import InstructionKind
 from flyball_profiles.clock_transitions import ClockTransitions, TransitionsError
 from flyball_server.planning.errors import PlanningError
-from flyball_server.planning.plan import (
+from flyball_wire.closed_loop import NO_RESERVE, ComparedPlan, Reserve
+from flyball_wire.codec import decode
+from flyball_wire.errors import CodecError
+from flyball_wire.plan import (
+    PROBE_POLICY,
     ConsideredSchedule,
-    DataParallelPlan,
-    FrequencyPlan,
-    PipelineClocks,
+    CycleClocks,
+    PipelinePlan,
+    Plan,
     PlannedInstruction,
-    PlannedPipeline,
     PlannedRequest,
     PlannedStages,
-    PlanPrediction,
+    Prediction,
     Slowdown,
+    StagePrediction,
+    check_cycle,
 )
-from flyball_wire.closed_loop import NO_RESERVE, ComparedPlan, Reserve, ReserveChoice
 from flyball_wire.plan_options import DEFAULT_TARGET
+from flyball_wire.read_models import SavingSources
 
 ItemT = TypeVar("ItemT")
 
@@ -65,6 +69,11 @@ def typed_of(value: object, wanted: type, called: str, where: str) -> object:
 def counts_of(value: object, where: str) -> tuple[int, ...]:
     """A list of counts."""
     return tuple(count_of(item, where) for item in list_of(value, where))
+
+
+def finite_of(value: object, where: str) -> float:
+    """A finite number."""
+    return float(_checked(value, (int, float), lambda _: True, "a number", where))
 
 
 def number_of(value: object, where: str) -> float:
@@ -109,34 +118,59 @@ _KINDS = {str(kind): kind for kind in InstructionKind}
 _NAMES = {kind: name for name, kind in _KINDS.items()}
 
 
-def plan_document(plan: FrequencyPlan, *, solve_s: float) -> dict[str, Any]:
-    """Return the plan as JSON-ready data; `solve_s` is the planning time in s."""
+def plan_document(plan: Plan, *, solve_s: float) -> dict[str, Any]:
+    """Return the plan as JSON-ready data; `solve_s` is the planning time in s.
+
+    Separate pipelines stand in `pipelines`, in the place of `stages`. A probe has no prediction; of
+    its cycle each distinct row of clocks of a stage is written once: `cycle` holds, per step and
+    stage, an index into `rows_mhz` of the stage.
+    """
     return {
-        **_prediction(plan, solve_s),
-        **_clocks_entry(plan),
+        "policy": plan.policy,
+        "reconfigure": plan.reconfigure,
+        "schedule": plan.schedule,
+        "target": plan.target,
+        "num_stages": plan.num_stages,
+        "num_microbatches": plan.num_microbatches,
+        "blocking_power_w": list(plan.blocking_power_w),
+        "iteration_time_s": plan.iteration_time_s,
+        **_prediction(plan),
+        "solve_s": solve_s,
+        **_shape(plan),
+        **_pipelines(plan),
+        **_cycle(plan.cycle_mhz),
     }
 
 
-def data_parallel_document(plan: DataParallelPlan, *, solve_s: float) -> dict[str, Any]:
-    """Likewise for separate pipelines: `pipelines` in the place of `stages`."""
-    return {
-        **_prediction(plan, solve_s),
-        "pipelines": [_pipeline_entry(pipeline) for pipeline in plan.pipelines],
-    }
+def _pipelines(plan: Plan) -> dict[str, Any]:
+    if not plan.is_separate:
+        return _clocks_entry(plan.pipelines[0])
+    return {"pipelines": [_pipeline_entry(pipeline) for pipeline in plan.pipelines]}
 
 
-def _pipeline_entry(pipeline: PlannedPipeline) -> dict[str, Any]:
-    alike = {"dp_ranks": list(pipeline.dp_ranks)} if pipeline.dp_ranks else {}
+def _pipeline_entry(pipeline: PipelinePlan) -> dict[str, Any]:
+    dp_ranks = pipeline.dp_ranks
     return {
-        "dp_rank": pipeline.dp_rank,
-        **alike,
+        "dp_rank": dp_ranks[0],
+        **({"dp_ranks": list(dp_ranks)} if len(dp_ranks) > 1 else {}),
         "iteration_time_s": pipeline.iteration_time_s,
         "energy_j": pipeline.energy_j,
         **_clocks_entry(pipeline),
     }
 
 
-def _clocks_entry(clocks: PipelineClocks) -> dict[str, Any]:
+def _cycle(cycle_mhz: CycleClocks) -> dict[str, Any]:
+    if not cycle_mhz:
+        return {}
+    indices: list[dict[tuple[int, ...], int]] = [{} for _ in cycle_mhz[0]]
+    cycle = [
+        [index.setdefault(row, len(index)) for index, row in zip(indices, clocks_mhz, strict=True)]
+        for clocks_mhz in cycle_mhz
+    ]
+    return {"rows_mhz": [[list(row) for row in index] for index in indices], "cycle": cycle}
+
+
+def _clocks_entry(clocks: PipelinePlan) -> dict[str, Any]:
     """Return a pipeline's stages, and where there are any, its requests and slowdown factors.
 
     A request is `[stage, position, after_position, "begin", offset_s]`, a slowdown factor
@@ -153,13 +187,17 @@ def _clocks_entry(clocks: PipelineClocks) -> dict[str, Any]:
     return {
         **({"requests": requests} if requests else {}),
         **({"slowdowns": slowdowns} if slowdowns else {}),
-        "stages": stage_entries(clocks.stages),
+        "stages": [[_instruction_entry(item) for item in stage] for stage in clocks.stages],
     }
 
 
 def _clocks_of(fields: dict[str, Any], within: str = "") -> dict[str, Any]:
-    """Return the arguments of `PipelineClocks` that `_clocks_entry` wrote."""
-    stages = stages_from_entries(fields.get("stages"), f"{within}stages")
+    """Return the arguments of `PipelinePlan` that `_clocks_entry` wrote."""
+    stages = each_of(
+        fields.get("stages"),
+        f"{within}stages",
+        lambda stage, place: each_of(stage, place, _instruction),
+    )
     return {
         "stages": stages,
         "requests": _requests(fields.get("requests", []), stages, f"{within}requests"),
@@ -210,73 +248,87 @@ def _slowdowns(value: object, num_stages: int, where: str) -> tuple[Slowdown, ..
     return each_of(value, where, read)
 
 
-def instruction_entries(
-    instructions: tuple[PlannedInstruction, ...],
-) -> tuple[tuple[str | int, ...], ...]:
-    """`[kind, microbatch, MHz]` of each, and a fourth element for a chunk other than 0."""
-    return tuple(
-        (_NAMES[kind], microbatch, clock_mhz, chunk)
-        if chunk
-        else (_NAMES[kind], microbatch, clock_mhz)
-        for kind, microbatch, clock_mhz, chunk in instructions
-    )
+def _instruction_entry(instruction: PlannedInstruction) -> list[str | int]:
+    """`[kind, microbatch, MHz]`, and a fourth element for a chunk other than 0."""
+    kind, microbatch, clock_mhz, chunk = instruction
+    entry: list[str | int] = [_NAMES[kind], microbatch, clock_mhz]
+    return [*entry, chunk] if chunk else entry
 
 
-def plan_from_document(document: object) -> FrequencyPlan:
+def plan_from_document(document: object) -> Plan:
     """Return the plan that `plan_document` wrote.
 
     Raises:
         PlanningError: the document is not a plan; `field` says where.
     """
     fields = mapping_of(document, "plan")
-    return FrequencyPlan(**_prediction_of(fields), **_clocks_of(fields))
+    is_probe = fields.get("policy") == PROBE_POLICY
+    prediction = None if is_probe else _prediction_of(fields)
+    header = _header_of(fields)
+    pipelines: tuple[PipelinePlan, ...]
+    if "pipelines" in fields:
+        pipelines = _planned_pipelines(list_of(fields["pipelines"], "pipelines"))
+    else:
+        pipelines = (PipelinePlan(**_clocks_of(fields)),)
+    return Plan(
+        **header,
+        pipelines=pipelines,
+        prediction=prediction,
+        cycle_mhz=_cycle_of(fields, pipelines[0].stages) if is_probe else (),
+    )
 
 
-def is_data_parallel(document: object) -> bool:
-    """Return whether a document is one for `data_parallel_plan_from_document`."""
-    return isinstance(document, dict) and "pipelines" in document
+def _cycle_of(fields: dict[str, Any], stages: PlannedStages) -> CycleClocks:
+    rows_mhz = each_of(
+        fields.get("rows_mhz"), "rows_mhz", lambda rows, place: each_of(rows, place, counts_of)
+    )
+
+    def step(entry: object, where: str) -> tuple[tuple[int, ...], ...]:
+        indices = counts_of(entry, where)
+        if len(indices) != len(rows_mhz) or any(
+            index >= len(rows) for index, rows in zip(indices, rows_mhz, strict=True)
+        ):
+            raise PlanningError("must name one row of rows_mhz per stage", field=where)
+        return tuple(rows[index] for index, rows in zip(indices, rows_mhz, strict=True))
+
+    cycle_mhz = each_of(fields.get("cycle"), "cycle", step)
+    check_cycle(cycle_mhz, [len(stage) for stage in stages])
+    return cycle_mhz
 
 
-def data_parallel_plan_from_document(document: object) -> DataParallelPlan:
-    """Return the plan that `data_parallel_document` wrote.
-
-    Raises:
-        PlanningError: the document is not such a plan; `field` says where.
-    """
-    fields = mapping_of(document, "plan")
-    pipelines = list_of(fields.get("pipelines"), "pipelines")
-    if not pipelines:
-        raise PlanningError("must hold at least one pipeline", field="pipelines")
-    return DataParallelPlan(**_prediction_of(fields), pipelines=_planned_pipelines(pipelines))
-
-
-def _prediction(plan: FrequencyPlan | DataParallelPlan, solve_s: float) -> dict[str, Any]:
+def _prediction(plan: Plan) -> dict[str, Any]:
+    prediction = plan.prediction
+    if prediction is None:
+        return {}
     return {
-        "policy": plan.policy,
-        "reconfigure": plan.reconfigure,
-        "schedule": plan.schedule,
-        "target": plan.target,
-        "num_stages": plan.num_stages,
-        "num_microbatches": plan.num_microbatches,
-        "blocking_power_w": list(plan.blocking_power_w),
-        "iteration_time_s": plan.iteration_time_s,
-        "energy_j": plan.energy_j,
+        "energy_j": prediction.energy_j,
         "baseline": {
-            "iteration_time_s": plan.baseline_iteration_time_s,
-            "energy_j": plan.baseline_energy_j,
+            "iteration_time_s": prediction.baseline_iteration_time_s,
+            "energy_j": prediction.baseline_energy_j,
         },
-        "saving_percent": plan.saving_percent,
+        "saving_percent": prediction.saving_percent,
         "slowdown_percent": plan.slowdown_percent,
-        "lower_bound_j": plan.lower_bound_j,
-        "gap_percent": plan.gap_percent,
+        "lower_bound_j": prediction.lower_bound_j,
+        "gap_percent": prediction.gap_percent,
         "transition_ms": plan.transition_ms,
         "num_switches": plan.num_switches,
-        "solve_s": solve_s,
-        **_shape(plan),
+        **_account(prediction),
     }
 
 
-def _shape(plan: PlanPrediction) -> dict[str, Any]:
+def _account(prediction: Prediction) -> dict[str, Any]:
+    """Return where the plan's energy goes and what saves it."""
+    account: dict[str, Any] = {}
+    if prediction.saving_sources is not None:
+        account["saving_sources"] = asdict(prediction.saving_sources)
+    if prediction.late_changes_j:
+        account["late_changes_j"] = prediction.late_changes_j
+    if prediction.stages:
+        account["stage_predictions"] = [asdict(stage) for stage in prediction.stages]
+    return account
+
+
+def _shape(plan: Plan) -> dict[str, Any]:
     """Return the fields of a plan that most plans have not."""
     shape: dict[str, Any] = {}
     if plan.virtual_stages:
@@ -293,15 +345,44 @@ def _shape(plan: PlanPrediction) -> dict[str, Any]:
         shape["transfer_ms"] = [time_s * 1e3 for time_s in plan.transfer_s]
     if plan.considered:
         shape["considered"] = [asdict(schedule) for schedule in plan.considered]
-    if plan.compared:
-        shape["compared"] = [asdict(compared) for compared in plan.compared]
+    if plan.prediction is not None and plan.prediction.compared:
+        shape["compared"] = [asdict(compared) for compared in plan.prediction.compared]
     return shape
 
 
-def _prediction_of(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of `PlanPrediction` that the document holds."""
+def _prediction_of(fields: dict[str, Any]) -> Prediction:
     baseline = mapping_of(fields.get("baseline"), "baseline")
-    bound = fields.get("lower_bound_j")
+    bound, sources = fields.get("lower_bound_j"), fields.get("saving_sources")
+    return Prediction(
+        energy_j=positive_of(fields.get("energy_j"), "energy_j"),
+        baseline_iteration_time_s=positive_of(
+            baseline.get("iteration_time_s"), "baseline.iteration_time_s"
+        ),
+        baseline_energy_j=positive_of(baseline.get("energy_j"), "baseline.energy_j"),
+        lower_bound_j=None if bound is None else positive_of(bound, "lower_bound_j"),
+        compared=_parts_of(ComparedPlan, fields, "compared"),
+        saving_sources=None
+        if sources is None
+        else _part_of(SavingSources, sources, "saving_sources"),
+        late_changes_j=finite_of(fields.get("late_changes_j", 0.0), "late_changes_j"),
+        stages=_parts_of(StagePrediction, fields, "stage_predictions"),
+    )
+
+
+def _part_of(kind: type[ItemT], entry: object, where: str) -> ItemT:
+    """Return a part whose form follows from its type."""
+    try:
+        return decode(kind, entry)
+    except CodecError as error:
+        raise PlanningError(str(error), field=where) from None
+
+
+def _parts_of(kind: type[ItemT], fields: dict[str, Any], where: str) -> tuple[ItemT, ...]:
+    return each_of(fields.get(where, []), where, lambda entry, at: _part_of(kind, entry, at))
+
+
+def _header_of(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the other arguments of `Plan` that the document holds."""
     return {
         "policy": text_of(fields, "policy"),
         "reconfigure": text_of(fields, "reconfigure"),
@@ -313,146 +394,74 @@ def _prediction_of(fields: dict[str, Any]) -> dict[str, Any]:
             for power_w in list_of(fields.get("blocking_power_w"), "blocking_power_w")
         ),
         "iteration_time_s": positive_of(fields.get("iteration_time_s"), "iteration_time_s"),
-        "energy_j": positive_of(fields.get("energy_j"), "energy_j"),
-        "baseline_iteration_time_s": positive_of(
-            baseline.get("iteration_time_s"), "baseline.iteration_time_s"
-        ),
-        "baseline_energy_j": positive_of(baseline.get("energy_j"), "baseline.energy_j"),
-        "lower_bound_j": None if bound is None else positive_of(bound, "lower_bound_j"),
         "virtual_stages": each_of(fields.get("virtual_stages", []), "virtual_stages", counts_of),
         "weight_versions": (
             counts_of(fields["weight_versions"], "weight_versions")
             if "weight_versions" in fields
             else None
         ),
-        "reserve": _reserve(fields["reserve"]) if "reserve" in fields else NO_RESERVE,
+        "reserve": _part_of(Reserve, fields.get("reserve", {}), "reserve"),
         "transitions": _transitions(fields),
         "tail_s": number_of(fields.get("tail_ms", 0.0), "tail_ms") / 1e3,
         "transfer_s": tuple(
             number_of(time_ms, "transfer_ms") / 1e3
             for time_ms in list_of(fields.get("transfer_ms", []), "transfer_ms")
         ),
-        "considered": each_of(fields.get("considered", []), "considered", _considered),
-        "compared": each_of(fields.get("compared", []), "compared", _compared),
+        "considered": _parts_of(ConsideredSchedule, fields, "considered"),
     }
 
 
 def _transitions(fields: dict[str, Any]) -> ClockTransitions | None:
     """Times of clock changes: one delay, which older documents have not, or `transitions`."""
     delay_ms = fields.get("transition_ms", 0.0)
+    if delay_ms is None:
+        return _part_of(ClockTransitions, fields.get("transitions"), "transitions")
+    delay_s = number_of(delay_ms, "transition_ms") / 1e3
     try:
-        if delay_ms is not None:
-            delay_s = number_of(delay_ms, "transition_ms") / 1e3
-            return ClockTransitions.exact(delay_s) if delay_s else None
-        values = mapping_of(fields.get("transitions"), "transitions")
-        known = [field.name for field in dataclasses.fields(ClockTransitions)]
-        if not set(known) >= set(values):
-            raise PlanningError(f"known fields: {', '.join(known)}", field="transitions")
-        given: dict[str, Any] = {name: _transition(name, values[name]) for name in values}
-        return ClockTransitions(**given)
-    except (TransitionsError, TypeError) as error:
+        return ClockTransitions.exact(delay_s) if delay_s else None
+    except TransitionsError as error:
         raise PlanningError(str(error), field="transitions") from None
 
 
-def _transition(name: str, value: object) -> object:
-    where = f"transitions.{name}"
-    if value is None:
-        return None
-    if name.endswith("_s"):
-        return number_of(value, where)
-    return typed_of(value, bool, "true or false", where)
-
-
-def _reserve(entry: object) -> Reserve:
-    fields = mapping_of(entry, "reserve")
-    share, choice = number_of(fields.get("share"), "reserve.share"), fields.get("choice")
-    if choice is None:
-        return Reserve(share=share)
-    given = mapping_of(choice, "reserve.choice")
-    names = [field.name for field in dataclasses.fields(ReserveChoice)]
-    figures = {name: number_of(given.get(name), f"reserve.choice.{name}") for name in names}
-    return Reserve(share=share, choice=ReserveChoice(**figures))
-
-
-def _compared(entry: object, where: str) -> ComparedPlan:
-    fields = mapping_of(entry, where)
-    return ComparedPlan(
-        name=cast("str", typed_of(fields.get("name"), str, "text", f"{where}.name")),
-        iteration_time_s=positive_of(fields.get("iteration_time_s"), f"{where}.iteration_time_s"),
-        energy_j=positive_of(fields.get("energy_j"), f"{where}.energy_j"),
-    )
-
-
-def _considered(entry: object, where: str) -> ConsideredSchedule:
-    fields = mapping_of(entry, where)
-
-    def figure(name: str) -> float | None:
-        value = fields.get(name)
-        return None if value is None else number_of(value, f"{where}.{name}")
-
-    name = typed_of(fields.get("schedule"), str, "text", f"{where}.schedule")
-    return ConsideredSchedule(
-        schedule=cast("str", name),
-        lower_bound_j=figure("lower_bound_j"),
-        iteration_time_s=figure("iteration_time_s"),
-        energy_j=figure("energy_j"),
-        why_not=None if fields.get("why_not") is None else text_of(fields, "why_not"),
-    )
-
-
-def _planned_pipelines(entries: list[object]) -> tuple[PlannedPipeline, ...]:
+def _planned_pipelines(entries: list[object]) -> tuple[PipelinePlan, ...]:
     """Return pipelines that cover each data-parallel rank from 0 exactly once."""
-    pipelines: list[PlannedPipeline] = []
+    if not entries:
+        raise PlanningError("must hold at least one pipeline", field="pipelines")
+    pipelines: list[PipelinePlan] = []
     left: set[int] = set()  # ranks below the highest so far that no pipeline has stood for
     num_ranks = 0
     for position, entry in enumerate(entries):
         where = f"pipelines[{position}]"
         pipeline = _planned_pipeline(entry, where, min(left, default=num_ranks))
-        stands_for = pipeline.stands_for
-        left |= set(range(num_ranks, stands_for[-1] + 1))
-        if not left.issuperset(stands_for):
+        dp_ranks = pipeline.dp_ranks
+        left |= set(range(num_ranks, dp_ranks[-1] + 1))
+        if not left.issuperset(dp_ranks):
             raise PlanningError("an earlier pipeline has some of them", field=f"{where}.dp_ranks")
-        left -= set(stands_for)
-        num_ranks = max(num_ranks, stands_for[-1] + 1)
+        left -= set(dp_ranks)
+        num_ranks = max(num_ranks, dp_ranks[-1] + 1)
         pipelines.append(pipeline)
     if left:
         raise PlanningError(f"no pipeline stands for dp_rank {min(left)}", field="pipelines")
     return tuple(pipelines)
 
 
-def _planned_pipeline(entry: object, where: str, dp_rank: int) -> PlannedPipeline:
+def _planned_pipeline(entry: object, where: str, dp_rank: int) -> PipelinePlan:
     fields = mapping_of(entry, where)
     if count_of(fields.get("dp_rank"), f"{where}.dp_rank") != dp_rank:
         raise PlanningError(
             f"must be {dp_rank}; pipelines are ordered by dp_rank, from 0", field=f"{where}.dp_rank"
         )
-    dp_ranks = counts_of(fields.get("dp_ranks", []), f"{where}.dp_ranks")
-    if dp_ranks and (dp_ranks[0] != dp_rank or list(dp_ranks) != sorted(set(dp_ranks))):
+    dp_ranks = counts_of(fields.get("dp_ranks", [dp_rank]), f"{where}.dp_ranks")
+    if list(dp_ranks[:1]) != [dp_rank] or list(dp_ranks) != sorted(set(dp_ranks)):
         raise PlanningError(f"must increase, from {dp_rank} on", field=f"{where}.dp_ranks")
-    if dp_ranks and dp_ranks[-1] >= MAX_PIPELINES:
+    if dp_ranks[-1] >= MAX_PIPELINES:
         raise PlanningError(f"must be below {MAX_PIPELINES}", field=f"{where}.dp_ranks")
-    clocks = _clocks_of(fields, f"{where}.")
-    return PlannedPipeline(
-        dp_rank=dp_rank,
+    return PipelinePlan(
+        dp_ranks=dp_ranks,
         iteration_time_s=positive_of(fields.get("iteration_time_s"), f"{where}.iteration_time_s"),
         energy_j=positive_of(fields.get("energy_j"), f"{where}.energy_j"),
-        dp_ranks=dp_ranks,
-        **clocks,
+        **_clocks_of(fields, f"{where}."),
     )
-
-
-def stage_entries(stages: PlannedStages) -> list[list[list[str | int]]]:
-    """Per stage, `[kind, microbatch, MHz]` of each instruction, and a chunk other than 0."""
-    return [list(map(list, instruction_entries(stage))) for stage in stages]
-
-
-def stages_from_entries(value: object, where: str) -> PlannedStages:
-    """Return what `stage_entries` wrote.
-
-    Raises:
-        PlanningError: it is something else; `field` says where, from `where` on.
-    """
-    return each_of(value, where, lambda stage, place: each_of(stage, place, _instruction))
 
 
 def _instruction(entry: object, where: str) -> PlannedInstruction:

@@ -12,8 +12,8 @@ from flyball_pipeline.instruction import InstructionKind
 from flyball_profiles.clock_transitions import ClockTransitions
 from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_server.planning.model.simulator import Simulation
-from flyball_server.planning.plan import PlanPrediction
 from flyball_wire.closed_loop import Reserve
+from flyball_wire.plan import Plan
 
 LETTERS = {
     InstructionKind.FORWARD: "F",
@@ -91,7 +91,7 @@ def lateness(transitions: ClockTransitions | None) -> str:
     return f"clock changes {up_ms:.4g} ms late up, {down_ms:.4g} ms down"
 
 
-def iteration_delays(plan: PlanPrediction) -> str:
+def iteration_delays(plan: Plan) -> str:
     """Return the plan's tail and transfers in a few words; empty: it has none."""
     parts = [f"a tail of {plan.tail_s * 1e3:g} ms"] if plan.tail_s else []
     if any(plan.transfer_s):

@@ -4,81 +4,33 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 from flyball_pipeline.dag import nodes_in_order
 from flyball_profiles.stage_profile import StageProfile
-from flyball_server.planning.data_parallel import JointSimulation, simulate_jointly
-from flyball_server.planning.documents.recorded_plan import models_of_merged_plan
+from flyball_server.planning.documents.recorded_plan import models_of_plan
 from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
-from flyball_server.planning.model.simulator import Simulation, simulate
-from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan
+from flyball_server.planning.model.simulator import Simulation
+from flyball_server.planning.simulated_plan import SimulatedPlan, simulated_plan
 from flyball_server.planning.stragglers.slowed_pipelines import slowed_model
+from flyball_wire.plan import Plan
 from flyball_wire.read_models import TimelineRow
 
 
-@dataclass(frozen=True, kw_only=True)
-class PredictedTimeline:
-    """One iteration of a plan, predicted on a profile.
-
-    Attributes:
-        plan: the plan as it was read.
-        models, assignments: model and assignment of each pipeline, by `dp_rank`.
-        simulation: simulated times; for one pipeline, whole and pipeline are the same.
-    """
-
-    plan: FrequencyPlan | DataParallelPlan
-    models: tuple[PipelineModel, ...]
-    assignments: tuple[Assignment, ...]
-    simulation: JointSimulation
-
-    @property
-    def is_data_parallel(self) -> bool:
-        """True if each pipeline has clocks of its own."""
-        return isinstance(self.plan, DataParallelPlan)
-
-    def baseline(self) -> PredictedTimeline:
-        """Return the same instructions in the same order, each at its highest profiled clock."""
-        return predicted_timeline(
-            self.plan, [(model.with_requests({}), model.baseline()) for model in self.models]
-        )
-
-
-def predicted_timeline(
-    plan: FrequencyPlan | DataParallelPlan, pipelines: Sequence[tuple[PipelineModel, Assignment]]
-) -> PredictedTimeline:
-    """The pipelines of a plan simulated: all together if it is data-parallel, else the one."""
-    models, assignments = zip(*pipelines, strict=True)
-    if isinstance(plan, DataParallelPlan):
-        simulation = simulate_jointly(models, assignments)
-    else:
-        own = simulate(models[0], assignments[0])
-        simulation = JointSimulation(whole=own, pipelines=(own,))
-    return PredictedTimeline(
-        plan=plan, models=models, assignments=assignments, simulation=simulation
-    )
-
-
-def timeline_rows(timeline: PredictedTimeline, dp_ranks: Sequence[int]) -> tuple[TimelineRow, ...]:
-    """All rows, pipeline after pipeline, stage after stage.
-
-    Args:
-        timeline: timeline of one pipeline or several.
-        dp_ranks: lowest data-parallel rank that each pipeline stands for.
-    """
+def timeline_rows(timeline: SimulatedPlan) -> tuple[TimelineRow, ...]:
+    """All rows, pipeline after pipeline, stage after stage."""
     whole = timeline.simulation.whole
     rows: list[TimelineRow] = []
     first_node = 0
-    for dp_rank, model, assignment in zip(
-        dp_ranks, timeline.models, timeline.assignments, strict=True
+    for pipeline, model, assignment in zip(
+        timeline.plan.pipelines, timeline.models, timeline.assignments, strict=True
     ):
-        rows += _rows(model, assignment, whole, first_node, dp_rank)
+        rows += _rows(model, assignment, whole, first_node, pipeline.stands_for[0])
         first_node += model.dag.num_nodes
     return tuple(rows)
 
 
-def critical_places(timeline: PredictedTimeline) -> tuple[tuple[int, int], ...]:
+def critical_places(timeline: SimulatedPlan) -> tuple[tuple[int, int], ...]:
     """Row and position in it of each instruction on a longest path, in the order of time.
 
     Of several pipelines one path each, one after the other. Of a pipeline that never flushes all of
@@ -131,13 +83,33 @@ def _rows(
         )
 
 
+def planned_models(profile: StageProfile, plan: Plan) -> list[tuple[PipelineModel, Assignment]]:
+    """Return model and assignment of each pipeline, with the slowdown factors of the plan.
+
+    Args:
+        profile: measured points, merged over the ranks of all pipelines.
+        plan: plan of a job.
+
+    Raises:
+        PlanningError: the plan does not fit the profile.
+    """
+    num_pipelines = len(plan.by_dp_rank)
+    pipelines: list[tuple[PipelineModel, Assignment]] = []
+    for part, (model, assignment) in zip(
+        plan.pipelines, models_of_plan(profile, plan), strict=True
+    ):
+        share = len(part.stands_for) / num_pipelines
+        is_as_profiled = share == 1 and not part.slowdowns
+        own = model if is_as_profiled else slowed_model(model, part.slowdowns, share=share)
+        pipelines.append((own, assignment))
+    return pipelines
+
+
 # The same sums in another order differ by rounding alone.
 _RELATIVE_TOLERANCE = 1e-6
 
 
-def job_timeline(
-    profile: StageProfile, plan: FrequencyPlan | DataParallelPlan
-) -> tuple[PredictedTimeline, bool]:
+def job_timeline(profile: StageProfile, plan: Plan) -> tuple[SimulatedPlan, bool]:
     """Return the plan's iteration on this profile, with the slowdown factors it was planned with.
 
     Args:
@@ -150,29 +122,9 @@ def job_timeline(
     Raises:
         PlanningError: the plan does not fit the profile.
     """
-    of_plan = models_of_merged_plan(profile, plan)
-    if isinstance(plan, FrequencyPlan):
-        shares, slowdowns = [1.0], [plan.slowdowns]
-    else:
-        num_pipelines = len(plan.by_dp_rank)
-        shares = [len(pipeline.stands_for) / num_pipelines for pipeline in plan.pipelines]
-        slowdowns = [pipeline.slowdowns for pipeline in plan.pipelines]
-    timeline = predicted_timeline(
-        plan,
-        [
-            (slowed_model(model, own, share=share) if own or share != 1 else model, assignment)
-            for (model, assignment), own, share in zip(of_plan, slowdowns, shares, strict=True)
-        ],
-    )
+    timeline = simulated_plan(plan, planned_models(profile, plan))
     whole = timeline.simulation.whole
     is_as_planned = math.isclose(
         whole.iteration_time_s, plan.iteration_time_s, rel_tol=_RELATIVE_TOLERANCE
-    ) and math.isclose(whole.energy_j, plan.energy_j, rel_tol=_RELATIVE_TOLERANCE)
+    ) and math.isclose(whole.energy_j, plan.predicted.energy_j, rel_tol=_RELATIVE_TOLERANCE)
     return timeline, is_as_planned
-
-
-def own_dp_ranks(plan: FrequencyPlan | DataParallelPlan) -> tuple[int, ...]:
-    """Return the lowest data-parallel rank of each pipeline in the timeline."""
-    if isinstance(plan, FrequencyPlan):
-        return (0,)
-    return tuple(pipeline.dp_rank for pipeline in plan.pipelines)

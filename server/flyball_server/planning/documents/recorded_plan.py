@@ -7,29 +7,18 @@ from dataclasses import replace
 
 from flyball_pipeline.dag import NONE, nodes_in_order
 from flyball_pipeline.errors import PipelineError
-from flyball_pipeline.instruction import Instruction
-from flyball_pipeline.schedule import Schedule
 from flyball_profiles.stage_profile import OperatingPoint, StageProfile
 from flyball_server.planning.data_parallel import blocking_power_by_pipeline
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.model.clocked_instructions import ClockRequest
 from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel, build_model
-from flyball_server.planning.plan import (
-    DataParallelPlan,
-    FrequencyPlan,
-    PipelineClocks,
-    PlannedPipeline,
-    PlannedRequest,
-    PlanPrediction,
-)
+from flyball_wire.plan import PipelinePlan, Plan, PlannedRequest
 
 
 def model_of_plan(
-    profile: StageProfile,
-    plan: FrequencyPlan,
-    blocking_power_w: tuple[float, ...] | None = None,
+    profile: StageProfile, plan: Plan, blocking_power_w: tuple[float, ...] | None = None
 ) -> tuple[PipelineModel, Assignment]:
-    """Return the plan's own order on this profile, and its clocks as an assignment.
+    """Return the own order of a plan's one pipeline on this profile, and its clocks.
 
     Args:
         profile: measured points; may be another than the plan was made from.
@@ -39,17 +28,13 @@ def model_of_plan(
     Raises:
         PlanningError: the plan's order cannot run, or uses what the profile does not have.
     """
-    return _model_of_stages(
-        profile,
-        plan,
-        plan,
-        blocking_power_w=blocking_power_w or plan.blocking_power_w,
-    )
+    power_w = blocking_power_w or plan.blocking_power_w
+    return _model_of_pipeline(profile, plan, plan.pipelines[0], power_w)
 
 
-def models_of_data_parallel_plan(
+def models_by_dp_rank(
     profiles: Sequence[StageProfile],
-    plan: DataParallelPlan,
+    plan: Plan,
     blocking_power_w: tuple[float, ...] | None = None,
 ) -> list[tuple[PipelineModel, Assignment]]:
     """Return model and assignment of each pipeline, by `dp_rank`, equal pipelines included.
@@ -82,20 +67,16 @@ def models_of_data_parallel_plan(
     ]
 
 
-def models_of_merged_plan(
-    profile: StageProfile, plan: FrequencyPlan | DataParallelPlan
-) -> list[tuple[PipelineModel, Assignment]]:
-    """Return models and assignments of a job's plan, one for each class of equal pipelines.
+def models_of_plan(profile: StageProfile, plan: Plan) -> list[tuple[PipelineModel, Assignment]]:
+    """Return model and assignment of each of the plan's pipelines.
 
     Args:
         profile: measured points, merged over the ranks of all pipelines.
-        plan: for one pipeline, or for classes of pipelines.
+        plan: plan of a job.
 
     Raises:
         PlanningError: as `model_of_plan`.
     """
-    if isinstance(plan, FrequencyPlan):
-        return [model_of_plan(profile, plan)]
     power_w = blocking_power_by_pipeline(
         plan.blocking_power_w, len(plan.pipelines), profile.num_stages
     )
@@ -106,38 +87,28 @@ def models_of_merged_plan(
 
 
 def _model_of_pipeline(
-    profile: StageProfile,
-    plan: DataParallelPlan,
-    pipeline: PlannedPipeline,
-    blocking_power_w: tuple[float, ...],
+    profile: StageProfile, plan: Plan, pipeline: PipelinePlan, blocking_power_w: tuple[float, ...]
 ) -> tuple[PipelineModel, Assignment]:
+    if plan.is_probe:
+        raise PlanningError("changes its clocks from step to step", field="policy")
     try:
-        return _model_of_stages(profile, plan, pipeline, blocking_power_w=blocking_power_w)
+        return _model_of_clocks(profile, plan, pipeline, blocking_power_w=blocking_power_w)
     except PipelineError as error:
-        if error.field == "blocking_power_w":  # of all pipelines, and an option's
+        # Blocking powers are of all pipelines, and an option's.
+        if error.field == "blocking_power_w" or not plan.is_separate:
             raise
         where = f"pipelines[{plan.pipelines.index(pipeline)}]"
         raise PlanningError(error.message, field=f"{where}.{error.field}") from None
 
 
-def _model_of_stages(
+def _model_of_clocks(
     profile: StageProfile,
-    plan: PlanPrediction,
-    part: PipelineClocks,
+    plan: Plan,
+    part: PipelinePlan,
     *,
     blocking_power_w: tuple[float, ...],
 ) -> tuple[PipelineModel, Assignment]:
-    stages = part.stages
-    order = Schedule(
-        name=plan.schedule,
-        num_microbatches=plan.num_microbatches,
-        virtual_stages=plan.virtual_stages,
-        weight_versions=plan.weight_versions,
-        stages=tuple(
-            tuple(Instruction(item.kind, item.microbatch, item.chunk) for item in stage)
-            for stage in stages
-        ),
-    )
+    order = plan.order_of(part)
     model = build_model(profile, order, blocking_power_w)
     if len(plan.transfer_s) > 1 and len(plan.transfer_s) != profile.num_stages - 1:
         raise PlanningError(
@@ -149,7 +120,7 @@ def _model_of_stages(
         model = model.with_requests(_requests_of(model, part.requests))
     assignment = [NONE] * model.dag.num_nodes
     nodes = nodes_in_order(order, model.dag)
-    for stage, items in enumerate(stages):
+    for stage, items in enumerate(part.stages):
         for item, node in zip(items, nodes[stage], strict=True):
             choice = _index_of(model.points[node], item.frequency_mhz, model, node)
             if assignment[node] not in (NONE, choice):

@@ -18,7 +18,6 @@ from flyball_profiles.stage_profile import OperatingPoint, ProfileError
 from flyball_server.planning.data_parallel import plan_models
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.model.pipeline_model import PipelineModel
-from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan, Slowdown
 from flyball_server.planning.planner import (
     BUILDING,
     SEARCHING,
@@ -27,8 +26,9 @@ from flyball_server.planning.planner import (
     choose_clocks,
     make_plan,
     model_of_request,
-    plan_of_choice,
+    simulated_choice,
 )
+from flyball_wire.plan import Plan, Slowdown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,9 +65,7 @@ class SlowedRequest:
                 )
 
 
-def make_slowed_plan(
-    slowed: SlowedRequest, report: PhaseReport = lambda _: None
-) -> FrequencyPlan | DataParallelPlan:
+def make_slowed_plan(slowed: SlowedRequest, report: PhaseReport = lambda _: None) -> Plan:
     """The plan for these slowdowns; the baseline is all of it at the highest clocks, as slowed.
 
     So target `fastest` means no longer than T', which the slowest pipeline needs in any case, and
@@ -88,16 +86,15 @@ def make_slowed_plan(
     request = slowed.request
     model = model_of_request(request)
     if len(classes) == 1:
-        [slowdowns] = classes
-        model = slowed_model(model, slowdowns, share=1.0)
+        model = slowed_model(model, *classes, share=1.0)
         report(SEARCHING)
-        choice = choose_clocks(request, model)
-        return replace(plan_of_choice(request, model, choice), slowdowns=slowdowns)
-    models = [
-        slowed_model(model, slowdowns, share=len(dp_ranks) / slowed.num_pipelines)
-        for slowdowns, dp_ranks in classes.items()
-    ]
-    plan = plan_models(request, models, report, dp_ranks=tuple(classes.values())).plan
+        plan = simulated_choice(request, [model], choose_clocks(request, model)).plan
+    else:
+        models = [
+            slowed_model(model, slowdowns, share=len(dp_ranks) / slowed.num_pipelines)
+            for slowdowns, dp_ranks in classes.items()
+        ]
+        plan = plan_models(request, models, report, dp_ranks=tuple(classes.values())).plan
     return replace(
         plan,
         blocking_power_w=model.blocking_power_w * len(classes),

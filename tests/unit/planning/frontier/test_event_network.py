@@ -161,7 +161,7 @@ def test_the_staircase_is_what_no_other_point_beats_and_the_hull_is_below_it(
 def sources_of(profile: StageProfile, num_microbatches: int, **options: object) -> SavingSources:
     solved = make_plan(request_of(profile, num_microbatches, **options))
     simulation = simulate(solved.model, solved.assignment)
-    return saving_sources(solved.model, simulation, solved.plan.baseline_iteration_time_s)
+    return saving_sources(solved.model, simulation, solved.plan.predicted.baseline_iteration_time_s)
 
 
 def test_a_light_stage_saves_by_imbalance() -> None:
@@ -180,7 +180,7 @@ def test_a_light_stage_saves_by_imbalance() -> None:
 def test_equal_stages_save_by_bubbles() -> None:
     """Each stage saves what it does without a longer iteration, and none is heavier."""
     solved = make_plan(request_of(equal_profile(2), 2))
-    saved_j = solved.plan.baseline_energy_j - solved.plan.energy_j
+    saved_j = solved.plan.predicted.baseline_energy_j - solved.plan.predicted.energy_j
     assert saved_j > 0
     sources = sources_of(equal_profile(2), 2)
     assert (sources.imbalance_j, sources.iteration_time_j) == (0.0, 0.0)

@@ -31,7 +31,6 @@ from flyball_pipeline.errors import PipelineError
 from flyball_pipeline.paths import earliest_finish_s
 from flyball_profiles.examples import load_example_profile
 from flyball_profiles.stage_profile import StageProfile
-from flyball_server.planning.data_parallel import join_pipelines
 from flyball_server.planning.documents.plan_document import plan_document, plan_from_document
 from flyball_server.planning.documents.plan_text import reserve_lines
 from flyball_server.planning.documents.recorded_plan import model_of_plan
@@ -39,13 +38,14 @@ from flyball_server.planning.frontier.noise_reserve import mean_time_s, reserve_
 from flyball_server.planning.frontier.reserve import with_reserve
 from flyball_server.planning.frontier.solver import DeadlineSolver
 from flyball_server.planning.frontier_curve import make_frontier
+from flyball_server.planning.model.joint_model import join_pipelines
 from flyball_server.planning.model.pipeline_model import PipelineModel, build_model
 from flyball_server.planning.model.simulator import time_and_energy
-from flyball_server.planning.plan import FrequencyPlan, Slowdown
 from flyball_server.planning.planner import make_plan
 from flyball_server.planning.scheduling import schedule_for
 from flyball_server.planning.stragglers.slowed_pipelines import slowed_model
 from flyball_wire.closed_loop import NO_RESERVE, Reserve
+from flyball_wire.plan import Plan, Slowdown
 from flyball_wire.plan_options import MAX_RESERVE
 
 pytestmark = pytest.mark.slow
@@ -54,7 +54,7 @@ reserves = st.sampled_from([0.01, 0.1, MAX_RESERVE])
 
 
 @cache
-def planned(reserve: float, target: str = "fastest") -> FrequencyPlan:
+def planned(reserve: float, target: str = "fastest") -> Plan:
     """The example's plan."""
     options = {"blocking_power_w": (83.64,), "reserve": reserve, "target": target, "effort": "low"}
     return make_plan(request_of(load_example_profile(), 4, **options)).plan
@@ -124,14 +124,14 @@ def test_the_bound_does_not_fall_with_a_deadline_that_nothing_needs() -> None:
     least = planned(0.5, "least-energy")
     late = planned(0.5, f"deadline:{2 * least.iteration_time_s}")
     for plan in (least, late):
-        assert plan.gap_percent is not None
-        assert 0 <= plan.gap_percent < 0.2
-    assert late.energy_j == least.energy_j
+        assert plan.predicted.gap_percent is not None
+        assert 0 <= plan.predicted.gap_percent < 0.2
+    assert late.predicted.energy_j == least.predicted.energy_j
 
 
 def test_a_reserve_costs_energy() -> None:
     without, with_it = planned(0.0), planned(0.02)
-    assert with_it.energy_j > without.energy_j
+    assert with_it.predicted.energy_j > without.predicted.energy_j
     assert (without.reserve, with_it.reserve) == (NO_RESERVE, Reserve(share=0.02))
 
 
@@ -151,9 +151,7 @@ def scattered(profile: StageProfile, *, jitter: float, time_error: float = 0.0) 
     )
 
 
-def noisy_plan(
-    profile: StageProfile, num_microbatches: int = 12, **options: object
-) -> FrequencyPlan:
+def noisy_plan(profile: StageProfile, num_microbatches: int = 12, **options: object) -> Plan:
     options = {"blocking_power_w": (83.64,), "effort": "low", **options}
     return make_plan(request_of(profile, num_microbatches, **options)).plan
 
@@ -237,7 +235,7 @@ def test_with_one_percent_of_jitter_a_plan_is_hardly_slower_and_says_what_that_c
     assert choice is not None
     # The plan of one clock per instruction and the relaxed optimum, which the price is of, differ.
     assert choice.cost_points == pytest.approx(
-        without.saving_percent - plan.saving_percent, abs=0.05
+        without.predicted.saving_percent - plan.predicted.saving_percent, abs=0.05
     )
     assert choice.cost_points <= 0.4
     slower_percent = [_simulated_slowdown_percent(each) for each in (plan, without)]
@@ -251,7 +249,7 @@ def test_with_one_percent_of_jitter_a_plan_is_hardly_slower_and_says_what_that_c
     assert "1 % of jitter" in reserve_lines(plan.reserve)[0]
 
 
-def _simulated_slowdown_percent(plan: FrequencyPlan, num_draws: int = 150) -> float:
+def _simulated_slowdown_percent(plan: Plan, num_draws: int = 150) -> float:
     """Excess of a plan's mean iteration over the highest clocks', with 1 % of jitter in both."""
     model, assignment = model_of_plan(load_example_profile(), plan)
     sums_s = [0.0, 0.0]

@@ -18,18 +18,12 @@ from flyball_server.jobs.job_state import JobInput
 from flyball_server.jobs.loop_state import JobLoopState
 from flyball_server.jobs.measurements.step_fold import StepFold, VersionFold
 from flyball_server.jobs.moments import Moments, StageMoments
-from flyball_server.jobs.records import (
-    AnyPlan,
-    JobRecord,
-    PlanRecord,
-    Record,
-    StepDetail,
-    StepTotals,
-)
-from flyball_server.jobs.replanning.plan_documents import any_plan_document, any_plan_from_document
+from flyball_server.jobs.records import JobRecord, PlanRecord, Record, StepDetail, StepTotals
 from flyball_server.kit.lru import Lru
+from flyball_server.planning.documents.plan_document import plan_document, plan_from_document
 from flyball_wire.messages import JobSpec, JobState, JobStep, MeasurementDetail
 from flyball_wire.options import STORED
+from flyball_wire.plan import Plan
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -242,19 +236,19 @@ def job_values(job: JobRecord) -> dict[str, Any]:
 
 # Plans written or read last, by their text, since all ranks of a job request the same one. One of
 # 64 stages x 256 microbatches takes a third of a second to read, and some 10 MB.
-_PLANS = Lru[str, AnyPlan](8)
+_PLANS = Lru[str, Plan](8)
 
 
 def _plan_text(plan: PlanRecord) -> str:
-    text = json.dumps(any_plan_document(plan.plan, solve_s=plan.solve_s))
+    text = json.dumps(plan_document(plan.plan, solve_s=plan.solve_s))
     _PLANS.put(text, plan.plan)
     return text
 
 
-def _plan_of_text(text: str) -> AnyPlan:
+def _plan_of_text(text: str) -> Plan:
     plan = _PLANS.get(text)
     if plan is None:
-        plan = any_plan_from_document(json.loads(text))
+        plan = plan_from_document(json.loads(text))
         _PLANS.put(text, plan)
     return plan
 

@@ -1,0 +1,149 @@
+"""A rank's pipeline as it is sent, packed and unpacked: its orders, clocks, times and energies."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from array import array
+from base64 import b64decode, b64encode
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TypeVar
+
+from flyball_pipeline.dag import AlikeNodes, DependencyDag, build_dag
+from flyball_pipeline.errors import PipelineError
+from flyball_pipeline.instruction import Instruction, InstructionKind
+from flyball_pipeline.schedule import Schedule
+from flyball_pipeline.schedules.explicit import EXPLICIT
+from flyball_pipeline.step_curves import ClockPoint
+from flyball_wire.errors import CodecError
+from flyball_wire.rank_plan import RankPipeline
+
+N = TypeVar("N", int, float)
+
+
+def packed_pipeline(
+    schedule: Schedule,
+    clocks_mhz: Sequence[Sequence[int]],
+    points: Mapping[AlikeNodes, Sequence[ClockPoint]],
+    *,
+    waiting_power_w: Sequence[float],
+    tail_s: float = 0.0,
+    transfer_s: Sequence[float] = (),
+) -> RankPipeline:
+    """Return a pipeline for its ranks.
+
+    Args:
+        schedule: order of the instructions.
+        clocks_mhz: planned clock of each instruction, by stage, MHz.
+        points: points by stage, kind and chunk.
+        waiting_power_w: as in `RankPipeline`.
+        tail_s: as in `RankPipeline`.
+        transfer_s: as in `RankPipeline`.
+
+    Raises:
+        PipelineError: the pipeline never flushes, so that it has no steps.
+    """
+    if schedule.is_periodic:
+        raise PipelineError(f"{schedule.name} never flushes", field="schedule")
+    kinds = {kind: index for index, kind in enumerate(dict.fromkeys(kind for _, kind, _ in points))}
+    group_of = {place: index for index, place in enumerate(points)}
+    point_of = {
+        (*place, point.clock_mhz): index
+        for place, of_group in points.items()
+        for index, point in enumerate(of_group)
+    }
+    rows = [
+        [
+            number
+            for (kind, microbatch, chunk), mhz in zip(instructions, of_stage_mhz, strict=True)
+            for number in (
+                group_of[stage, kind, chunk],
+                microbatch,
+                point_of[stage, kind, chunk, mhz],
+            )
+        ]
+        for stage, (instructions, of_stage_mhz) in enumerate(
+            zip(schedule.stages, clocks_mhz, strict=True)
+        )
+    ]
+    return RankPipeline(
+        num_microbatches=schedule.num_microbatches,
+        virtual_stages=schedule.virtual_stages,
+        kinds=tuple(map(str, kinds)),
+        groups=tuple((stage, kinds[kind], chunk) for stage, kind, chunk in points),
+        instructions=tuple(_packed(array("H", row)) for row in rows),
+        points=tuple(
+            _packed(array("d", itertools.chain.from_iterable(of_group)))
+            for of_group in points.values()
+        ),
+        waiting_power_w=tuple(waiting_power_w),
+        tail_s=tail_s,
+        transfer_s=tuple(transfer_s),
+    )
+
+
+def unpacked_pipeline(
+    part: RankPipeline,
+) -> tuple[DependencyDag, list[tuple[ClockPoint, ...]], list[int]]:
+    """Return the DAG of a step, and for each of its nodes the points and the planned clock.
+
+    Raises:
+        CodecError: an array or an index is wrong, or the order cannot run.
+    """
+    stages = [list(_index_rows(row)) for row in part.instructions]
+    try:
+        points = [
+            tuple(ClockPoint(int(mhz), time_s, energy_j) for mhz, time_s, energy_j in of_group)
+            for of_group in map(_float_rows, part.points)
+        ]
+        kinds = [(InstructionKind(part.kinds[kind]), chunk) for _, kind, chunk in part.groups]
+        schedule = Schedule(
+            name=EXPLICIT,
+            num_microbatches=part.num_microbatches,
+            virtual_stages=part.virtual_stages,
+            stages=tuple(
+                tuple(
+                    Instruction(kinds[group][0], microbatch, kinds[group][1])
+                    for group, microbatch, _ in of_stage
+                )
+                for of_stage in stages
+            ),
+        )
+        dag = build_dag(schedule).with_delays(part.tail_s, part.transfer_s)
+        of_nodes = [points[group] for of_stage in stages for group, _, _ in of_stage]
+        clocks_mhz = [
+            points[group][point].clock_mhz for of_stage in stages for group, _, point in of_stage
+        ]
+    except (IndexError, OverflowError, ValueError) as error:
+        raise CodecError(f"pipeline: {error}") from None
+    return dag, of_nodes, clocks_mhz
+
+
+def _packed(numbers: array[int] | array[float]) -> str:
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return b64encode(numbers.tobytes()).decode()
+
+
+def _index_rows(text: str) -> Iterator[tuple[int, int, int]]:
+    return _threes(array("H", _bytes_of(text, 2)))
+
+
+def _float_rows(text: str) -> Iterator[tuple[float, float, float]]:
+    return _threes(array("d", _bytes_of(text, 8)))
+
+
+def _bytes_of(text: str, size: int) -> bytes:
+    try:
+        packed = b64decode(text, validate=True)
+    except ValueError:
+        packed = b"?"
+    if len(packed) % (3 * size):
+        raise CodecError(f"pipeline: arrays must be base64 of three numbers of {size} bytes each")
+    return packed
+
+
+def _threes(numbers: array[N]) -> Iterator[tuple[N, N, N]]:
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return zip(numbers[::3], numbers[1::3], numbers[2::3], strict=True)
