@@ -146,7 +146,9 @@ def _curve(policy: Policy, plans: Sequence[SingleClockPlan]) -> tuple[ComparedPl
     for plan in plans:
         if plan.meets_target and (not curve or plan.energy_j < curve[-1].energy_j):
             time_s, energy_j = plan.iteration_time_s, plan.energy_j
-            curve.append(ComparedPlan(name=policy, iteration_time_s=time_s, energy_j=energy_j))
+            curve.append(
+                ComparedPlan(name=policy.value, iteration_time_s=time_s, energy_j=energy_j)
+            )
     return tuple(curve)
 
 
