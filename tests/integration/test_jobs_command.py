@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 import pytest
@@ -96,6 +97,11 @@ def test_a_profile_is_put_and_the_job_planned_and_deleted(
     assert jobs(*put, file) == "new: planned, plan 1 (frontier, target fastest)\n"
     assert document(*put, file)["newest_version"] == 1
     assert document("delete", "new") == {"job_id": "new", "deleted": True}
+    registering = Timer(0.5, live.put_job, ["new"])
+    registering.start()
+    assert jobs(*put, "--wait", "30", file) == "new: planned, plan 1 (frontier, target fastest)\n"
+    registering.join()
+    assert document("delete", "new")["deleted"]
     assert live.http.get("/api/v1/jobs/new").status_code == 404
     live.put_job("new").raise_for_status()
     assert jobs("delete", "new") == "new: deleted, with its plans and measurements\n"

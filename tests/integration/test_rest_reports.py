@@ -182,3 +182,9 @@ def test_a_comparison_that_cannot_be_is_refused(planner: LivePlanner) -> None:
     planner.http.put(TARGET, json={"policy": "baseline"}).raise_for_status()
     useless = planner.http.put(COMPARISON, json={"num_pairs": 4})
     assert (useless.status_code, "highest clocks" in useless.json()["detail"]) == (409, True)
+    planner.http.put(TARGET, json={"policy": "envelope"}).raise_for_status()
+    endless = planner.http.put(COMPARISON, json={"num_pairs": 4})
+    assert (endless.status_code, endless.json()["detail"]) == (
+        409,
+        "No rank of job job is in training; start it again first",
+    )

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flyball_client.api.errors import PlannerRefusedError, PlannerUnavailableError
 from flyball_client.cli.figures import aligned
 from flyball_client.cli.planner_access import asked, open_planner
 from flyball_client.profiling.arguments import count, quantity
@@ -30,6 +32,8 @@ from flyball_wire.read_models import JobOverview
 
 if TYPE_CHECKING:
     from flyball_client.api.planner_client import PlannerClient
+
+_POLL_S = 1.0
 
 Shown = tuple[str, Any]
 """Result of an action as text, and as JSON."""
@@ -99,6 +103,13 @@ def _configure_profile(parser: argparse.ArgumentParser) -> None:
     put = verbs.add_parser("put", help=summary, description=summary, allow_abbrev=False)
     _add_job(put)
     put.add_argument("profile", type=Path, metavar="PROFILE.csv", help="stage profile")
+    put.add_argument(
+        "--wait",
+        metavar="S",
+        type=quantity(),
+        default=0.0,
+        help="time in s to wait for the job's registration by its rank 0 (default: %(default)g)",
+    )
     _add_common(put)
 
 
@@ -109,8 +120,25 @@ def _put_profile(planner: PlannerClient, arguments: argparse.Namespace) -> Shown
         parse_stage_profile(text)
     except ProfileError as error:
         raise CommandError(error.located(str(file))) from None
+    _await_registration(planner, arguments.job, arguments.wait)
     view = asked(planner, arguments.job, lambda: planner.put_profile_csv(arguments.job, text))
     return _job_as_line(view), encode(view)
+
+
+def _await_registration(planner: PlannerClient, job_id: str, wait_s: float) -> None:
+    """Wait until the planner knows the job, or the time is over."""
+    give_up_s = time.monotonic() + wait_s
+    while time.monotonic() < give_up_s:
+        try:
+            planner.get_job(job_id)
+        except PlannerRefusedError as error:
+            if error.status != 404:
+                return  # which the call itself says
+        except PlannerUnavailableError:
+            pass
+        else:
+            return
+        time.sleep(min(_POLL_S, max(0.0, give_up_s - time.monotonic())))
 
 
 def _configure_straggler(parser: argparse.ArgumentParser) -> None:

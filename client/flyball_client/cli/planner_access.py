@@ -81,6 +81,11 @@ def _unknown(planner: PlannerClient, job_id: str, error: PlannerRefusedError) ->
     if job_id in names:
         return str(error)
     if not names:
-        return f"{what}, nor any other; a job appears when its ranks register"
+        seen = (
+            "this token shows no other"
+            if planner.options is not None and planner.options.token
+            else "it has no other"
+        )
+        return f"{what}, and {seen}; a job appears when its ranks register"
     newest = ", ".join(names[: -_SHOWN_JOBS - 1 : -1])
     return f"{what}; of {len(names)} the newest: {newest}"

@@ -23,8 +23,10 @@ from flyball_wire.closed_loop import ComparisonRequest, ComparisonState, Compari
 from flyball_wire.codec import encode
 from flyball_wire.command import Command, CommandError, add_planner
 from flyball_wire.energy_factors import CURRENCY_RULE, EnergyFactors, is_currency, kwh_of
+from flyball_wire.messages import JobState
 
 POLL_S = 1.0
+_OVER = {JobState.ENDED, JobState.EXPIRED}
 
 
 def wait_for_comparison(
@@ -49,20 +51,24 @@ def wait_for_comparison(
     """
     deadline_s = now_s() + timeout_s
     comparison = planner.put_comparison(job_id, ComparisonRequest(num_pairs=num_pairs))
+    is_over = False
     try:
         with WorkLine(sys.stderr, prints_first=True) as line:
             line.show(f"comparing {num_pairs} pairs of steps; Ctrl-C leaves it running")
-            while comparison.state == ComparisonState.RUNNING and now_s() < deadline_s:
+            while (
+                comparison.state == ComparisonState.RUNNING and now_s() < deadline_s and not is_over
+            ):
                 line.show(_progress(comparison))
                 sleep(min(POLL_S, max(0.0, deadline_s - now_s())))
                 try:
                     comparison = planner.get_comparison(job_id)
+                    is_over = planner.get_job(job_id).state in _OVER
                 except PlannerUnavailableError as error:
                     line.show(f"comparing: {error}; retrying")
     except KeyboardInterrupt:
         print(_continues(job_id), file=sys.stderr)
         raise
-    return _problem(job_id, comparison, timeout_s)
+    return _problem(job_id, comparison, timeout_s, is_over=is_over)
 
 
 def _progress(comparison: ComparisonStatus) -> str:
@@ -72,8 +78,12 @@ def _progress(comparison: ComparisonStatus) -> str:
     return f"comparing: {done}; Ctrl-C leaves it running"
 
 
-def _problem(job_id: str, comparison: ComparisonStatus, timeout_s: float) -> str | None:
+def _problem(
+    job_id: str, comparison: ComparisonStatus, timeout_s: float, *, is_over: bool
+) -> str | None:
     measured = f"{comparison.num_measured_pairs} of {comparison.num_pairs} pairs were measured"
+    if comparison.state == ComparisonState.RUNNING and is_over:
+        return f"the training is over, {measured}"
     if comparison.state == ComparisonState.RUNNING:
         return f"not over after {timeout_s:g} s, {measured}; {_continues(job_id)}"
     if comparison.state == ComparisonState.DONE:

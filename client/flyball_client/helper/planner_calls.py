@@ -302,7 +302,8 @@ class PlannerReachability:
             self._refusals.pop(what, None)
             self._was_known = True
             if is_news:
-                _logger.info("%s: planner back", self._rank_name)
+                # As loud as its loss, which it answers.
+                _logger.warning("%s: planner back", self._rank_name)
 
     def _set_lost(self, is_lost: bool) -> None:
         if is_lost != self._is_lost:

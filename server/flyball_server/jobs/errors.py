@@ -20,6 +20,7 @@ JobsError
 │   ├── TimelineTooLongError
 │   ├── NoOperatorsTokenError
 │   ├── NothingToCompareError
+│   ├── NoRanksPresentError
 │   ├── JobIsOverError
 │   ├── IllegalMoveError
 │   └── TooManyJobsError          limit of stored jobs reached
@@ -138,6 +139,10 @@ class NoOperatorsTokenError(WrongStateError):
 
 class NothingToCompareError(WrongStateError):
     """The plan of job {job_id} is all at the highest clocks; choose another policy first."""
+
+
+class NoRanksPresentError(WrongStateError):
+    """No rank of job {job_id} is in training; start it again first."""
 
 
 class JobIsOverError(WrongStateError):

@@ -50,14 +50,14 @@ def refused(status: int) -> PlannerRefusedError:
         # One thread is refused, and another one is not.
         (
             5 * [("lost", "plans", refused(422)), ("back", "measurements")] + [("back", "plans")],
-            [(logging.WARNING, "refused (422)"), (logging.INFO, "planner back")],
+            [(logging.WARNING, "refused (422)"), (logging.WARNING, "planner back")],
         ),
         (
             [
                 *(("lost", "plans", AWAY), ("lost", "measurements", AWAY)),
                 *(("back", "measurements"), ("back", "plans")),
             ],
-            [(logging.WARNING, "nobody there"), (logging.INFO, "planner back")],
+            [(logging.WARNING, "nobody there"), (logging.WARNING, "planner back")],
         ),
     ],
 )

@@ -35,6 +35,7 @@ from flyball_wire.orders import OrderAdvice
 
 NO_FACTORS = EnergyFactors()
 BOTH = EnergyFactors(price_per_kwh=0.3, currency="CHF", co2_g_per_kwh=380)
+from flyball_wire.messages import JobRegistration, JobState, JobView
 
 
 def estimate(mean: float, half: float | None = None, num_steps: int = 60) -> Estimate:
@@ -290,14 +291,29 @@ class Waiting:
         self.last: ComparisonStatus | int = answers[-1]
         self.bodies: list[object] = []
         self.now_s = 100.0
+        self.state = JobState.PLANNED
 
     def handle(self, request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/api/v1/jobs/walk":
+            return httpx.Response(200, json=encode(self._job()))
         assert request.url.path == "/api/v1/jobs/walk/comparison"
         self.bodies.append(json.loads(request.content or b"null"))
         answer = next(self.answers, self.last)
         if isinstance(answer, int):
             return httpx.Response(answer, json={"detail": "no", "errors": []})
         return httpx.Response(200, json=encode(answer))
+
+    def _job(self) -> JobView:
+        return JobView(
+            job_id="walk",
+            state=self.state,
+            registration=JobRegistration(num_stages=2, num_microbatches=2),
+            ranks=(),
+            newest_version=2,
+            active_version=2,
+            problem=None,
+            created_at="2026-11-21T12:00:00+00:00",
+        )
 
     def sleep(self, pause_s: float) -> None:
         assert 0 < pause_s <= 1
@@ -329,6 +345,13 @@ def test_it_waits_until_the_comparison_is_over_also_without_the_planner() -> Non
     )
     assert waiting.wait() is None
     assert waiting.bodies == [{"num_pairs": 60}, *4 * [None]]
+
+
+def test_it_does_not_wait_for_a_training_that_is_over() -> None:
+    waiting = Waiting(view(ComparisonState.RUNNING, 7))
+    waiting.state = JobState.ENDED
+    assert waiting.wait() == "the training is over, 7 of 60 pairs were measured"
+    assert waiting.now_s == 101.0
 
 
 def test_it_waits_no_longer_than_asked() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from datetime import timedelta
+
 import pytest
 from tests.planner.one_rank import acknowledge, register_rank, store_measurements
 from tests.planner.samples import (
@@ -15,7 +18,7 @@ from tests.planner.samples import (
 )
 from tests.planner.use_cases import change_target, put_profile, register_job
 
-from flyball_server.jobs.errors import JobIsOverError, UnknownJobError
+from flyball_server.jobs.errors import JobIsOverError, NoRanksPresentError, UnknownJobError
 from flyball_server.jobs.reconcile.comparisons import ComparisonReconciler
 from flyball_server.jobs.records import PlanRecord
 from flyball_server.jobs.registry.inspection import require_job
@@ -225,6 +228,13 @@ def test_a_plan_that_does_not_hold_yet_or_is_being_reconfigured_is_waited_for() 
         job.reconcile()
         version = None if detail == MeasurementDetail.INSTRUCTIONS else 4
         assert job.progress() == ("running", version, 0)
+
+
+def test_a_job_without_a_rank_in_training_is_not_compared(job: ComparedJob) -> None:
+    silent = replace(job.services, now=lambda: job.services.now() + timedelta(days=1))
+    with pytest.raises(NoRanksPresentError, match="No rank of job job is in training; start it"):
+        start_comparison(silent, "job", 6)
+    assert job.progress()[0] == "none"
 
 
 def test_a_job_that_is_over_is_not_compared(job: ComparedJob) -> None:

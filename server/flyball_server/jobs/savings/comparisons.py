@@ -5,8 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from flyball_server.jobs.errors import JobIsOverError, MissingPlanError, NothingToCompareError
+from flyball_server.jobs.errors import (
+    JobIsOverError,
+    MissingPlanError,
+    NoRanksPresentError,
+    NothingToCompareError,
+)
 from flyball_server.jobs.job_state import OVER
+from flyball_server.jobs.lifecycle.job_life import is_gone
 from flyball_server.jobs.loop_state import Comparison
 from flyball_server.jobs.measurements.step_fold import StepFold
 from flyball_server.jobs.measurements.step_reading import read_fold, step_kinds
@@ -36,6 +42,7 @@ def start_comparison(services: JobServices, job_id: str, num_pairs: int) -> Comp
         MissingPlanError: the job has no plan yet, or is still being profiled.
         NothingToCompareError: its plan runs entirely at the highest clocks.
         JobIsOverError: the job is over.
+        NoRanksPresentError: no rank has registered, or all of them are silent or have left.
         InvalidFieldError: the number of pairs is out of bounds.
     """
     wanted = Comparison(num_pairs=num_pairs)
@@ -48,6 +55,9 @@ def start_comparison(services: JobServices, job_id: str, num_pairs: int) -> Comp
             raise MissingPlanError(job_id=job_id)
         if step_kinds(newest).is_all_baseline:
             raise NothingToCompareError(job_id=job_id)
+        ranks, now = writer.list_ranks(job_id), services.now()
+        if all(is_gone(rank, now, services.life) for rank in ranks):
+            raise NoRanksPresentError(job_id=job_id)
         loop_state = writer.find_loop_state(job_id)
         known = loop_state.comparison
         if known is None or known.is_done:
