@@ -31,11 +31,11 @@ from flyball_wire.closed_loop import (
 )
 from flyball_wire.codec import encode
 from flyball_wire.energy_factors import EnergyFactors
+from flyball_wire.messages import JobRegistration, JobState, JobView
 from flyball_wire.orders import OrderAdvice
 
 NO_FACTORS = EnergyFactors()
 BOTH = EnergyFactors(price_per_kwh=0.3, currency="CHF", co2_g_per_kwh=380)
-from flyball_wire.messages import JobRegistration, JobState, JobView
 
 
 def estimate(mean: float, half: float | None = None, num_steps: int = 60) -> Estimate:
