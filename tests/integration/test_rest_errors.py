@@ -171,6 +171,16 @@ def test_what_does_not_exist_is_a_404(
     assert problem(answer, 404).startswith(says)
 
 
+def test_an_address_typed_into_a_browser_is_answered_with_a_way_to_the_page(
+    planner: LivePlanner,
+) -> None:
+    answer = planner.http.get("/jobs/llm", headers={"Accept": "text/html,*/*;q=0.8"})
+    assert answer.status_code == 404
+    assert answer.headers["content-type"] == "text/html; charset=utf-8"
+    assert '<a href="/">All jobs</a>' in answer.text
+    assert "llm" not in answer.text
+
+
 def test_a_parameter_out_of_bounds_is_named(planner: LivePlanner) -> None:
     for path, name in (
         (f"plans/{10**30}", "version"),

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
+from fastapi.responses import HTMLResponse
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Match
@@ -89,6 +90,12 @@ _FRAMEWORK_DETAIL = {
 }
 
 
+_NO_PAGE = (
+    '<!doctype html><html lang="en"><title>Flyball: no such page</title>'
+    '<p>There is no page at this address. <a href="{start}">All jobs</a></p></html>'
+)
+
+
 def add_problem_handlers(app: FastAPI) -> None:
     """Answer every error of the app with a Problem."""
     for kind in ERROR_STATUS:
@@ -151,9 +158,17 @@ async def _handle_validation(_request: Request, error: Exception) -> Response:
 
 async def _handle_http(request: Request, error: Exception) -> Response:
     known = cast("HTTPException", error)
+    if known.status_code == 404 and _is_from_browser(request):
+        page = _NO_PAGE.format(start=f"{request.scope.get('root_path', '')}/")
+        return HTMLResponse(page, 404, API_HEADERS)
     detail = _FRAMEWORK_DETAIL.get(known.status_code, str(known.detail))
     headers = {"Allow": _allowed(request)} if known.status_code == 405 else known.headers
     return _answer(known.status_code, Problem(detail=detail), headers)
+
+
+def _is_from_browser(request: Request) -> bool:
+    """Return whether someone looks for a page: a browser names HTML, and clients JSON or all."""
+    return request.method == "GET" and "text/html" in request.headers.get("accept", "")
 
 
 def _allowed(request: Request) -> str:

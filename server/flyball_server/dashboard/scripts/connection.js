@@ -17,7 +17,7 @@ const GRACE_MS = 1_000;
  * @property {(connected: boolean, text: string) => void} set `text`: problem; empty: the page was
  *   hidden and follows nothing
  * @property {(text: string | null) => void} trouble sets or clears a problem of the planner itself
- * @property {() => void} stop marks the figures as not live, without a banner: the page says why
+ * @property {() => void} stop ends the figures, without a sign or a banner: the page says why
  * @property {() => void} reset forgets everything, for another page
  */
 
@@ -41,6 +41,7 @@ export function createConnection() {
     const state = isAway ? "away" : heardAt === null ? "connecting" : "live";
     sign.dataset.state = state;
     setText(sign, isAway ? "not live" : state);
+    sign.hidden = isStopped; // the page says why
     document.documentElement.dataset.figures = state === "away" ? "stale" : "live";
     clearTimeout(timer);
     if (!problem) banner.hidden = true;
