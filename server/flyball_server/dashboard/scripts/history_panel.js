@@ -45,7 +45,8 @@ export function createHistoryPanel(element, { announce }) {
     const versions = [...history].reverse();
     const shown = isAllShown ? versions : versions.slice(0, FIRST_ROWS);
     const total = `${counted(history.length, "version")}; all figures predicted`;
-    setText(note, history.length === 0 ? "No version yet." : total);
+    const none = overview.newest_version === null ? "No version yet." : "Loading.";
+    setText(note, history.length === 0 ? none : total);
     table.hidden = history.length === 0;
     const planned = versions.filter(({ predicted }) => predicted !== null);
     compare.hidden = planned.length < 2;
