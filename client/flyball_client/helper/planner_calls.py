@@ -273,6 +273,7 @@ class PlannerReachability:
         # Status of the last refusals, and their number in a row.
         self._refusals: dict[str, tuple[int, int]] = {}
         self._was_known = was_known
+        self._has_warned = is_lost
 
     @property
     def is_lost(self) -> bool:
@@ -288,6 +289,7 @@ class PlannerReachability:
                 self._refused(what, error)
             elif not self._is_lost:
                 self._set_lost(True)
+                self._has_warned = True
                 _logger.warning(
                     "%s: planner lost, training continues and calls are retried: %s",
                     self._rank_name,
@@ -302,8 +304,10 @@ class PlannerReachability:
             self._refusals.pop(what, None)
             self._was_known = True
             if is_news:
-                # As loud as its loss, which it answers.
-                _logger.warning("%s: planner back", self._rank_name)
+                # As loud as what it answers.
+                level = logging.WARNING if self._has_warned else logging.INFO
+                _logger.log(level, "%s: planner back", self._rank_name)
+                self._has_warned = False
 
     def _set_lost(self, is_lost: bool) -> None:
         if is_lost != self._is_lost:
@@ -322,6 +326,7 @@ class PlannerReachability:
             # Normal at first, until rank 0 has registered the job for this start.
             _logger.info("%s: waiting for the job's registration: %s", self._rank_name, error)
         else:
+            self._has_warned = True
             _logger.warning(
                 "%s: the planner refuses calls, training continues and calls are retried: %s",
                 self._rank_name,

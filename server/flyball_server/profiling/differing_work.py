@@ -30,7 +30,7 @@ _LEAST_SCATTER_ALONE = 0.1
 # Scatter that a microbatch's instructions have in common; with more of it one plan for all steps
 # makes them more than half a percent longer, whatever its reserve is (decision 48).
 LEAST_SHARED_SCATTER = 0.01
-_FEWEST_GROUPS, _ERRORS_OF_SHARED = 16, 4.0
+_FEWEST_GROUPS, _ERRORS_OF_SHARED = 48, 5.0
 _DEVIATIONS_OF_MEDIAN = 1.4826  # of a normal distribution's median absolute deviation
 
 
@@ -115,13 +115,16 @@ def shared_scatter(dag: DependencyDag, compute_s: FloatArray) -> float:
     of_each = of_each - np.median(of_each, axis=(0, 2), keepdims=True)
     together, noise = _deviation(of_each), _deviation(own)
     num_alike = len(microbatch) / len(numbers)
-    if num_alike < 2 or of_each.size < _FEWEST_GROUPS:
+    # A single GPU waits for no other: every plan scales with its work.
+    meets_others = max(dag.stage) > 0 or compute_s.shape[2] > 1
+    if not meets_others or num_alike < 2 or of_each.size < _FEWEST_GROUPS:
         return 0.0
     # Of a median of n, whose own share of the deviations about it is missing there.
     noise_of_median = math.sqrt(math.pi / 2 / (num_alike - 1)) * noise
     excess = together**2 - noise_of_median**2
     # The variance from a median absolute deviation of n has a relative error of 2 / sqrt(0.74 n).
-    error = 2 / math.sqrt(0.74 * of_each.size) * noise_of_median**2
+    relative = 2 * math.sqrt((1 / of_each.size + 1 / own.size) / 0.74)
+    error = relative * noise_of_median**2
     shared = math.sqrt(excess) if excess > _ERRORS_OF_SHARED * error else 0.0
     return round(shared, 4) if shared > LEAST_SHARED_SCATTER else 0.0
 
