@@ -16,7 +16,7 @@ from tests.planner.live import (
     serve_environment,
     serve_process,
 )
-from tests.planner.patience import PATIENCE_S
+from tests.planner.patience import PATIENCE_S, wait_until
 
 from flyball_wire import routes
 
@@ -67,7 +67,8 @@ def test_sigterm_ends_it_cleanly_and_leaves_no_folder_behind(tmp_path: Path) -> 
     temporary.mkdir()
     environment = serve_environment(TMPDIR=str(temporary), FLYBALL_PLANNING_PROCESSES="1")
     with serve_process(tmp_path / "planner.sqlite", environment=environment) as served:
-        assert list(temporary.iterdir())  # multiprocessing's, which goes with the planner
+        # Multiprocessing's, which comes with the first process and goes with the planner.
+        wait_until(lambda: any(temporary.iterdir()))
         assert served.end(signal.SIGTERM) == (0, "")
     assert list(temporary.iterdir()) == []
 
