@@ -13,6 +13,7 @@ ratio is a drift of the stage, and a straggler is the excess of one over it.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,9 @@ from flyball_server.jobs.loop_state import RankSlowdown, StageSlowdown
 from flyball_server.jobs.records import RankRecord
 from flyball_server.jobs.stragglers.step_ratios import RankStep, Ratio, reason_of, window_ratio
 from flyball_wire.plan import MAX_SLOWDOWN, MIN_SLOWDOWN
+
+# Of a window in which every step counts.
+_FEW_STEPS = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,13 +117,16 @@ def find_slowdowns(
 
 @dataclass(frozen=True, kw_only=True)
 class _Scatter:
-    """Standard deviation of the logarithm of one step's ratio, by rank, and its freedom.
+    """Standard deviation of the logarithm of one step's ratio, by rank.
 
     A rank's is not below that of its stage.
+
+    Attributes:
+        false_alarm_errors: number of standard errors from it that chance does not exceed.
     """
 
     of_ranks: Mapping[int, float]
-    freedom: float
+    false_alarm_errors: float
 
     def of_rank(self, rank: int) -> float:
         return self.of_ranks.get(rank, 0.0)
@@ -146,9 +153,8 @@ class _Excess:
     def is_in_most_steps(self, limit: float, sign: int) -> bool:
         """Return whether steps are beyond the limit: all of a few, three quarters of many."""
         beyond = sum(sign * (of_step - math.log(limit)) > 0 for of_step in self.of_steps)
-        return beyond >= len(self.of_steps) - (
-            len(self.of_steps) // 4 if len(self.of_steps) > 5 else 0
-        )
+        num_steps = len(self.of_steps)
+        return beyond >= (num_steps if num_steps <= _FEW_STEPS else num_steps - num_steps // 4)
 
 
 def student_quantile(normal_quantile: float, freedom: float) -> float:
@@ -203,29 +209,34 @@ class _StageObservation:
                 if len(measured) < len(pipeline):
                     return
                 slowest.append(max(measured.items(), key=lambda of_rank: of_rank[1].mean))
-            yield [self._excess(number, slowest, scatter) for number in range(len(self.pipelines))]
+            rising = sorted(math.log(ratio.mean) for _, ratio in slowest)
+            yield [self._excess(rank, ratio, rising, scatter) for rank, ratio in slowest]
 
     def _excess(
-        self, number: int, slowest: Sequence[tuple[int, Ratio]], scatter: _Scatter
+        self, rank: int, ratio: Ratio, rising: Sequence[float], scatter: _Scatter
     ) -> _Excess:
-        """Return the excess of one pipeline over the others' common ratio, and over the profile."""
-        rank, ratio = slowest[number]
-        others = sorted(
-            math.log(of.mean) for index, (_, of) in enumerate(slowest) if index != number
-        )
+        """Return the excess of one pipeline over the others' common ratio, and over the profile.
+
+        Args:
+            rank: slowest rank of the pipeline.
+            ratio: its ratio in a window.
+            rising: logarithms of all pipelines' mean ratios, its own among them, rising.
+            scatter: of the stage's steps.
+        """
         deviation = scatter.of_rank(rank) / math.sqrt(len(ratio.of_steps))
-        common = 0.0
-        if others:
+        num_others, common = len(rising) - 1, 0.0
+        if num_others:
+            own, middle = bisect_left(rising, math.log(ratio.mean)), num_others // 2
             # The least of several that scatter is below what they have in common, by about this.
-            least = others[0] + math.sqrt(2 * math.log(len(others))) * deviation
-            common = max(0.0, min(least, others[len(others) // 2]))
-            deviation *= math.sqrt(1 + 1.6 / len(others))
+            least = rising[own == 0] + math.sqrt(2 * math.log(num_others)) * deviation
+            common = max(0.0, min(least, rising[middle + (own <= middle)]))
+            deviation *= math.sqrt(1 + 1.6 / num_others)
         return _Excess(
             rank=rank,
             factor=ratio.mean / math.exp(common),
             of_steps=tuple(math.log(of_step) - common for of_step in ratio.of_steps),
             error=max(deviation, ratio.step_error / ratio.mean),
-            false_alarm_errors=student_quantile(self.rules.false_alarm_z, scatter.freedom),
+            false_alarm_errors=scatter.false_alarm_errors,
         )
 
     def _scatter(self) -> _Scatter:
@@ -251,7 +262,9 @@ class _StageObservation:
         pooled = squares / num_differences if num_differences else 0.0
         return _Scatter(
             of_ranks={rank: math.sqrt(max(own, pooled)) for rank, own in of_ranks.items()},
-            freedom=max(1.0, 2 * num_differences / 3),
+            false_alarm_errors=student_quantile(
+                self.rules.false_alarm_z, max(1.0, 2 * num_differences / 3)
+            ),
         )
 
     def _is_slow(self, excess: _Excess) -> bool:
