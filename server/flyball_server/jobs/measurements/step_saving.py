@@ -68,19 +68,11 @@ def _step_model(model: PipelineModel) -> StepModel:
         )
         for of_node in model.points
     }
-    power_w = model.stage_blocking_power_w
     of_nodes = tuple(points[id(of_node)] for of_node in model.points)
-    net = {
-        (stage, id(of_node)): {
-            point.clock_mhz: (point.time_s, point.energy_j - power_w[stage] * point.time_s)
-            for point in of_node
-        }
-        for stage, of_node in zip(model.dag.stage, of_nodes, strict=True)
-    }
+    power_w = model.stage_blocking_power_w
     return StepModel(
         dag=model.dag,
         retimed=RetimedPipeline(dag=model.dag, points=of_nodes, waiting_power_w=power_w),
         points=of_nodes,
-        by_clock=tuple(net[each] for each in zip(model.dag.stage, map(id, of_nodes), strict=True)),
-        waiting_power_w=sum(power_w),
+        power_w=power_w,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -35,10 +36,26 @@ class StepModel:
     retimed: RetimedPipeline
     #: Per node, its points at factor 1: the median of the recorded times.
     points: tuple[tuple[ClockPoint, ...], ...]
-    #: Per node, time and energy net of waiting by clock, at factor 1, s and J.
-    by_clock: tuple[Mapping[int, tuple[float, float]], ...]
-    #: Power of all its GPUs while they wait, W.
-    waiting_power_w: float
+    #: Power of each stage's GPUs while they wait, W.
+    power_w: tuple[float, ...]
+
+    @functools.cached_property
+    def by_clock(self) -> tuple[Mapping[int, tuple[float, float]], ...]:
+        """Per node, time and energy net of waiting by clock, at factor 1, s and J."""
+        both = list(zip(self.dag.stage, self.points, strict=True))
+        shared = {
+            (stage, id(points)): {
+                point.clock_mhz: (point.time_s, point.energy_j - self.power_w[stage] * point.time_s)
+                for point in points
+            }
+            for stage, points in both
+        }
+        return tuple(shared[stage, id(points)] for stage, points in both)
+
+    @property
+    def waiting_power_w(self) -> float:
+        """Power of all its GPUs while they wait, W."""
+        return sum(self.power_w)
 
     @property
     def highest_mhz(self) -> tuple[int, ...]:
@@ -126,16 +143,6 @@ class _StepModels:
             place: self._scaled(profile, place, curve_stage, median(times_s[place]))
             for place in sorted(times_s)
         }
-        self._by_clock = {
-            place: {
-                point.clock_mhz: (
-                    point.time_s,
-                    point.energy_j - self._power_w[place[0]] * point.time_s,
-                )
-                for point in points
-            }
-            for place, points in self._points.items()
-        }
         self._models: dict[tuple[tuple[Instruction, ...], ...], StepModel] = {}
 
     def step_of(self, recorded: RecordedPipeline, step: int) -> PipelineStep:
@@ -213,8 +220,7 @@ class _StepModels:
             dag=dag,
             retimed=retimed,
             points=points,
-            by_clock=tuple(self._by_clock[place] for place in places),
-            waiting_power_w=sum(power_w),
+            power_w=power_w,
         )
 
     def _static_mhz(
