@@ -1,1 +1,1 @@
-"""What a pipeline is: instructions, orders, dependencies and paths (standard library only)."""
+"""Instructions, orders, dependencies and paths of pipelines (standard library only)."""

@@ -206,5 +206,5 @@ class MadeUpChecks:
         return ok(name, "through files")
 
     def has_chosen_clocks(self, uuid: str) -> bool:
-        """Whether a clock is locked."""
+        """Return whether a clock is locked."""
         return locked_mhz(uuid) > 0

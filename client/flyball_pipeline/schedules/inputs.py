@@ -1,4 +1,4 @@
-"""What the order of a schedule depends on."""
+"""Inputs of a schedule's order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a stage computes and exchanges, action by action, in an order of the whole pipeline."""
+"""Actions of a stage, computing and exchanging, in an order of the whole pipeline."""
 
 from __future__ import annotations
 

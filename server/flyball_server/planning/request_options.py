@@ -1,4 +1,4 @@
-"""What the options of a planning request come to; imports no planner."""
+"""Values that follow from the options of a planning request; imports no planner."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from flyball_server.planning.model.array_dag import FloatArray
 from flyball_server.profiling.observations import InstructionTimes, ProbeSetup, StageStep
 
 # Steps at the highest clocks before anything is said.
-_FEWEST_STEPS = 12
+FEWEST_STEPS = 12
 # Of a single instruction's time; below, an online profile averages it out and a reserve covers it.
 _LEAST_SCATTER = 0.05
 # Mean rank correlation of the classes' times; of two that are independent, in 12 steps, one of a
@@ -27,8 +27,8 @@ _LEAST_SCATTER = 0.05
 _LEAST_CONCORDANCE = 0.8
 # Where a step has one instruction alone, its scatter is all there is to tell work by.
 _LEAST_SCATTER_ALONE = 0.1
-# Scatter that a microbatch's instructions have in common; with more of it one plan for all steps
-# makes them more than half a percent longer, whatever its reserve is (decision 48).
+# Scatter that a microbatch's instructions have in common; with twice as much one plan for all steps
+# makes them some half a percent longer, whatever its reserve is (decision 48).
 LEAST_SHARED_SCATTER = 0.01
 _FEWEST_GROUPS, _ERRORS_OF_SHARED = 48, 5.0
 _DEVIATIONS_OF_MEDIAN = 1.4826  # of a normal distribution's median absolute deviation
@@ -46,7 +46,7 @@ def work_scatter(setup: ProbeSetup, observed: Iterable[StageStep]) -> float | No
         return None
     means_s, deviations = zip(*series, strict=True)
     times_s = np.array(means_s)
-    if times_s.shape[1] < _FEWEST_STEPS:
+    if times_s.shape[1] < FEWEST_STEPS:
         return None
     median_s = np.median(times_s, axis=1, keepdims=True)
     between = np.median(np.abs(times_s / median_s - 1), axis=1) * _DEVIATIONS_OF_MEDIAN

@@ -15,7 +15,7 @@ from flyball_pipeline.instruction import InstructionKind
 from flyball_profiles.rank_merge import whole_stages
 from flyball_profiles.stage_profile import MAX_JITTER, OperatingPoint, StageProfile
 from flyball_server.profiling.arms import needed_points, next_arms
-from flyball_server.profiling.differing_work import work_scatter
+from flyball_server.profiling.differing_work import FEWEST_STEPS, work_scatter
 from flyball_server.profiling.observations import (
     MAX_WITH_WAITING,
     Z_95,
@@ -31,8 +31,8 @@ from flyball_wire.plan import Plan
 
 # Of a single instruction's time: with more of it a mean of many says little.
 _MOST_SCATTER = 0.5
-# Steps at the highest clocks before anything else.
-_BASELINE_STEPS = 12
+# Steps at the highest clocks before anything else; their work is compared.
+_BASELINE_STEPS = FEWEST_STEPS
 # How many steps a change of version is late, counted on.
 _DELAY_STEPS = 6
 # Limit on the wait for a version, as a multiple of its steps, where steps are not clean.

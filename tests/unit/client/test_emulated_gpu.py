@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.unit.client.tiny_profile import HandClock, point, tiny_profile
 
 from flyball_client.gpu.emulated import IDEAL_GPU, EmulatedGpu, EmulatedGpuSettings, WallClock
-from flyball_client.gpu.emulated.execution import drawn_work
+from flyball_client.gpu.emulated.choice import drawn_work
 from flyball_pipeline.instruction import InstructionKind
 from flyball_profiles.stage_profile import ProfileError, StageProfile
 

@@ -1,4 +1,4 @@
-"""What a microbatch's instructions have in common, told from their noise."""
+"""Work that a microbatch's instructions have in common, told from their noise."""
 
 from __future__ import annotations
 

@@ -6,13 +6,16 @@ Options follow the file, separated by commas: `emulated:PROFILE.csv,time_scale=0
 from __future__ import annotations
 
 import logging
+import math
+import random
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from flyball_client.gpu._base import GPU_VARIABLE
 from flyball_client.gpu.emulated.device import EmulatedGpu
-from flyball_client.gpu.emulated.execution import EmulatedGpuSettings, EmulatedNode, drawn_work
+from flyball_client.gpu.emulated.execution import EmulatedGpuSettings, EmulatedNode
 from flyball_profiles.gpu_windows import load_gpu_window
 from flyball_profiles.stage_profile import ProfileError, StageProfile
 from flyball_profiles.stage_profile_csv import read_stage_profile
@@ -132,6 +135,23 @@ class EmulatedChoice:
             return read_stage_profile(self.profile)
         except ProfileError as error:
             raise ValueError(f"{GPU_VARIABLE}: {error.located(str(self.profile))}") from None
+
+
+def drawn_work(scatter: float, pipeline: int) -> Callable[[int, int], float]:
+    """Return the work of a pipeline's steps and microbatches: log-normal, with a mean of 1.
+
+    All ranks of a pipeline, and all runs, draw the same.
+
+    Args:
+        scatter: Standard deviation of the logarithm.
+        pipeline: Data-parallel rank.
+    """
+
+    def factor(step: int, microbatch: int) -> float:
+        drawn = random.Random(f"{pipeline}/{step}/{microbatch}").gauss(0, scatter)
+        return math.exp(drawn - scatter * scatter / 2)
+
+    return factor
 
 
 def _number(name: str, text: str) -> float:

@@ -18,7 +18,7 @@ import os
 import random
 import struct
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
@@ -156,23 +156,6 @@ class InstructionVariation:
             return 1.0
         sigmas = _limited_normal(self._generator)
         return math.exp(math.sqrt(self._variance) * sigmas - self._variance / 2)
-
-
-def drawn_work(scatter: float, pipeline: int) -> Callable[[int, int], float]:
-    """Return the work of a pipeline's steps and microbatches: log-normal, with a mean of 1.
-
-    All ranks of a pipeline, and all runs, draw the same.
-
-    Args:
-        scatter: Standard deviation of the logarithm.
-        pipeline: Data-parallel rank.
-    """
-
-    def factor(step: int, microbatch: int) -> float:
-        drawn = random.Random(f"{pipeline}/{step}/{microbatch}").gauss(0, scatter)
-        return math.exp(drawn - scatter * scatter / 2)
-
-    return factor
 
 
 # A queue is never longer; a later moment in a file is from before the machine was restarted.
