@@ -24,7 +24,6 @@ from benchmark_report import (
     show_progress,
     table,
 )
-from flyball_pipeline.instruction import InstructionKind
 from flyball_server.jobs.measurements import measurements
 from flyball_server.jobs.measurements.measurements import RankPost, store_together
 from flyball_server.jobs.measurements.step_reading import add_steps, new_fold, read_settled
@@ -36,7 +35,7 @@ from flyball_server.jobs.store.contract import JobStore
 from flyball_server.jobs.store.sqlite.sqlite_store import SqliteJobStore
 from flyball_server.views.report import get_report
 from flyball_wire.messages import JobSpec
-from flyball_wire.plan import PipelinePlan, Plan, PlannedInstruction, Prediction
+from made_plans import made_plan
 from measured_process import BenchmarkError
 from served_planner import served_planner
 
@@ -248,6 +247,9 @@ def _put_job(store: JobStore, job_id: str, num_ranks: int, num_steps: int) -> No
             )
             for rank in range(num_ranks)
         )
+        plan = made_plan(
+            num_ranks, 8, iteration_time_s=0.3, energy_j=360.0, baseline_energy_j=400.0
+        )
         for version in range(1, NUM_VERSIONS + 1):
             cycle = _COMPARED if version == 2 else ()
             writer.add_plan(
@@ -256,35 +258,13 @@ def _put_job(store: JobStore, job_id: str, num_ranks: int, num_steps: int) -> No
                     version=version,
                     created_at=_MOMENT,
                     solve_s=0.1,
-                    plan=_plan(num_ranks),
+                    plan=made_plan(
+                        num_ranks, 8, iteration_time_s=0.3, energy_j=360.0, baseline_energy_j=400.0
+                    ),
                     baseline_cycle=cycle,
                 )
             )
             writer.name_first_step(job_id, version, -(-version * num_steps // (NUM_VERSIONS + 1)))
-
-
-def _plan(num_stages: int) -> Plan:
-    stage = tuple(
-        PlannedInstruction(kind=kind, microbatch=microbatch, frequency_mhz=1410)
-        for microbatch in range(8)
-        for kind in (InstructionKind.FORWARD, InstructionKind.BACKWARD)
-    )
-    return Plan(
-        policy="frontier",
-        reconfigure="balanced",
-        schedule="1f1b",
-        target="fastest",
-        num_microbatches=8,
-        blocking_power_w=(70.0,) * num_stages,
-        iteration_time_s=0.3,
-        pipelines=(PipelinePlan(stages=(stage,) * num_stages),),
-        prediction=Prediction(
-            energy_j=360.0,
-            baseline_iteration_time_s=0.3,
-            baseline_energy_j=400.0,
-            lower_bound_j=359.0,
-        ),
-    )
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ from pathlib import Path
 from prometheus_client.exposition import generate_latest
 
 from benchmark_report import Report, at_most, figures_of, run_benchmark, show_progress, table
-from flyball_pipeline.instruction import InstructionKind
 from flyball_profiles.gpu_windows import load_gpu_window
 from flyball_server.jobs.records import JobRecord, PlanRecord, RankRecord
 from flyball_server.jobs.services import JobServices
@@ -26,7 +25,7 @@ from flyball_server.prometheus.process_metrics import ProcessMetrics
 from flyball_server.views.job_figures import SharedReading
 from flyball_server.views.job_reading import BUDGET_S, JobReading
 from flyball_wire.messages import JobSpec
-from flyball_wire.plan import PipelinePlan, Plan, PlannedInstruction, Prediction
+from made_plans import made_plan
 
 NUM_STAGES = 8
 NEW_STEPS = 15
@@ -139,7 +138,19 @@ def _add_job(store: JobStore, job_id: str, num_ranks: int) -> None:
         for rank in range(num_ranks):
             writer.save_ranks([_rank(job_id, rank)])
         writer.add_plan(
-            PlanRecord(job_id=job_id, version=1, created_at=_MOMENT, solve_s=0.1, plan=_plan())
+            PlanRecord(
+                job_id=job_id,
+                version=1,
+                created_at=_MOMENT,
+                solve_s=0.1,
+                plan=made_plan(
+                    NUM_STAGES,
+                    NUM_STAGES,
+                    iteration_time_s=0.9,
+                    energy_j=6000.0,
+                    baseline_energy_j=6400.0,
+                ),
+            )
         )
         writer.name_first_step(job_id, 1, 0)
 
@@ -155,30 +166,6 @@ def _rank(job_id: str, rank: int) -> RankRecord:
         emulated=True,
         client_version="0",
         last_seen_at=_MOMENT,
-    )
-
-
-def _plan() -> Plan:
-    stage = tuple(
-        PlannedInstruction(kind=kind, microbatch=microbatch, frequency_mhz=1410)
-        for microbatch in range(NUM_STAGES)
-        for kind in (InstructionKind.FORWARD, InstructionKind.BACKWARD)
-    )
-    return Plan(
-        policy="frontier",
-        reconfigure="balanced",
-        schedule="1f1b",
-        target="fastest",
-        num_microbatches=NUM_STAGES,
-        blocking_power_w=(70.0,) * NUM_STAGES,
-        iteration_time_s=0.9,
-        pipelines=(PipelinePlan(stages=(stage,) * NUM_STAGES),),
-        prediction=Prediction(
-            energy_j=6000.0,
-            baseline_iteration_time_s=0.9,
-            baseline_energy_j=6400.0,
-            lower_bound_j=5990.0,
-        ),
     )
 
 
