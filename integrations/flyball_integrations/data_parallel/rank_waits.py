@@ -166,9 +166,14 @@ def hook_waits(
         )
     if not replicated:
         return lambda: None
-    remove: Callable[[], None]
     meeting = _PaddedMeeting.of_emulated(waits, replicated, num_ranks=num_ranks)
-    remove = model.register_forward_hook(_BackwardEnd(waits, meeting).hook, prepend=True).remove
+    hook = model.register_forward_hook(_BackwardEnd(waits, meeting).hook, prepend=True)
+
+    def remove() -> None:
+        hook.remove()
+        if meeting is not None:
+            meeting.close()
+
     return remove
 
 
@@ -254,6 +259,13 @@ class _PaddedMeeting:
             except RuntimeError as error:  # as where ranks have other numbers of steps
                 self._group = None
                 _logger.warning("emulated ranks do not meet any more: %s", error)
+
+    def close(self) -> None:
+        """Free the group; every rank must call it."""
+        group, self._group = self._group, None
+        # With the default group, all others are freed.
+        if group is not None and torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group(group)
 
 
 class _BackwardEnd:
