@@ -21,8 +21,8 @@ from flyball_profiles.gpu_windows import load_gpu_window
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.jobs.loop_state import MeasuredDelays
 from flyball_server.planning.planner import PlanRequest, make_plan
-from flyball_wire.plan import Plan
 from flyball_wire.plan_options import Effort, PlanOptions
+from flyball_wire.plans.plan import Plan
 from gpt3_cells import A100
 from made_profiles import scaled
 from noise_reserve import delays_of_ranks

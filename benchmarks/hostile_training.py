@@ -28,7 +28,7 @@ from flyball_client.helper.rank_agent import LinkTimes
 from flyball_client.session.active_plan import MAX_PLAN_CLOCKS
 from flyball_client.session.rank_session import RankSession
 from flyball_wire.codec import encode
-from flyball_wire.rank_plan import MAX_ANSWER_BYTES, MAX_INSTRUCTIONS, rank_plan
+from flyball_wire.plans.rank_plan import MAX_ANSWER_BYTES, MAX_INSTRUCTIONS, rank_plan
 
 NUM_MICROBATCHES = 16
 COMPUTED_S = 100e-6

@@ -258,9 +258,7 @@ def _put_job(store: JobStore, job_id: str, num_ranks: int, num_steps: int) -> No
                     version=version,
                     created_at=_MOMENT,
                     solve_s=0.1,
-                    plan=made_plan(
-                        num_ranks, 8, iteration_time_s=0.3, energy_j=360.0, baseline_energy_j=400.0
-                    ),
+                    plan=plan,
                     baseline_cycle=cycle,
                 )
             )

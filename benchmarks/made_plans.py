@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from flyball_pipeline.instruction import InstructionKind
-from flyball_wire.plan import PipelinePlan, Plan, PlannedInstruction, Prediction
+from flyball_wire.plans.plan import PipelinePlan, Plan, PlannedInstruction, Prediction
 
 
 def made_plan(

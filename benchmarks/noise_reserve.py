@@ -45,8 +45,8 @@ from flyball_server.jobs.replanning.plan_request import with_measured_delays
 from flyball_server.planning.documents.recorded_plan import model_of_plan
 from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_wire.messages import InstructionReport
-from flyball_wire.plan import Plan
 from flyball_wire.plan_options import PlanOptions, Policy
+from flyball_wire.plans.plan import Plan
 from gpt3_cells import A100
 
 NUM_MICROBATCHES = (12, 24, 48)

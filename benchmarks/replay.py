@@ -21,7 +21,7 @@ from flyball_server.replay.predicted_saving import PlanSaving, predicted_saving
 from flyball_server.replay.recorded_runs import Recording, RecordingError
 from flyball_server.replay.replayed_runs import DEFAULT_FIT, Replay, fitted_places, replay
 from flyball_server.replay.runs_fit import RecordedWorkload, fit_runs
-from flyball_wire.command import CommandError
+from flyball_wire.command.command import CommandError
 from measured_process import BenchmarkError
 from replay_references import REFERENCES, FittedReference, Reference
 from simulated_runs import SimulatedPipeline

@@ -15,8 +15,8 @@ from flyball_server.planning.model.joint_model import simulate_jointly
 from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_server.planning.stragglers.slowed_pipelines import SlowedRequest, make_slowed_plan
-from flyball_wire.plan import Plan, Slowdown
 from flyball_wire.plan_options import Effort, PlanOptions
+from flyball_wire.plans.plan import Plan, Slowdown
 from gpt3_cells import A40, A100, NUM_MICROBATCHES, SCHEDULE, Gpu, add_profiles_argument
 from made_profiles import scaled, tile_profile
 

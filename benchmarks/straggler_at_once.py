@@ -17,8 +17,8 @@ from flyball_profiles.stage_profile import StageProfile
 from flyball_server.planning.planner import PlanRequest
 from flyball_server.planning.stragglers.slowed_pipelines import SlowedRequest, make_slowed_plan
 from flyball_wire.closed_loop import StragglerAnnouncement
-from flyball_wire.plan import Plan, Slowdown
 from flyball_wire.plan_options import Effort, PlanOptions
+from flyball_wire.plans.plan import Plan, Slowdown
 from gpt3_cells import A100
 from made_profiles import tile_profile
 from measured_process import BenchmarkError

@@ -21,8 +21,8 @@ from flyball_server.jobs.store.databases import make_job_store
 from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_server.views.history import HistoryMemory, plan_summaries
 from flyball_wire.messages import JobSpec
-from flyball_wire.plan import PipelinePlan, Plan, PlannedInstruction
 from flyball_wire.plan_options import PlanOptions, Policy
+from flyball_wire.plans.plan import PipelinePlan, Plan, PlannedInstruction
 from gpt3_cells import A100
 from made_profiles import tile_profile
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn, cast
 
 from flyball_client.cli.summaries import GROUPS, SUMMARIES
-from flyball_wire.command import BAD_INPUT, Command, CommandError, flyball_version
+from flyball_wire.command.command import BAD_INPUT, Command, CommandError, flyball_version
 
 _GROUP = "flyball.commands"
 # Extras with the dependencies of a package's commands, and one of these.

@@ -12,7 +12,7 @@ from pathlib import Path
 from docs.scripts.tables import code, table
 
 from flyball_client.cli.summaries import SUMMARIES
-from flyball_wire.command import Command
+from flyball_wire.command.command import Command
 
 _PROJECT = Path(__file__).resolve().parents[2] / "pyproject.toml"
 _COUNTS = {"+": "{0} ...", "*": "[{0} ...]", "?": "[{0}]"}

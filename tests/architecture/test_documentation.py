@@ -26,7 +26,7 @@ from flyball_server.planning.policies.reconfigure import RECONFIGURATIONS
 from flyball_server.planning.schedule_choice import AUTO
 from flyball_server.settings import Settings
 from flyball_wire import messages, read_models
-from flyball_wire.command import Command
+from flyball_wire.command.command import Command
 from flyball_wire.messages import JobState
 from flyball_wire.options import Option
 

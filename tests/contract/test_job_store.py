@@ -34,8 +34,8 @@ from flyball_wire.closed_loop import StragglerReason, Timetable, TimetableWindow
 from flyball_wire.messages import JobState, MeasurementDetail
 from flyball_wire.online_profiling import ProfilingResult, ProfilingState
 from flyball_wire.orders import OtherOrder
-from flyball_wire.plan import probe_of
 from flyball_wire.plan_options import Effort, PlanOptions, Policy
+from flyball_wire.plans.plan import probe_of
 
 
 class TestJobStore:

@@ -13,7 +13,7 @@ from docs.scripts.write_reference import DOCS, PAGES, TEMPLATES, reference
 
 from flyball_client.__main__ import main
 from flyball_profiles.examples import example_profile_path
-from flyball_wire.command import Command
+from flyball_wire.command.command import Command
 
 
 @pytest.mark.parametrize("page", PAGES)

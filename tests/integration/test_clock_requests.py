@@ -17,8 +17,8 @@ from flyball_profiles.stage_profile import StageProfile
 from flyball_server.planning.documents.recorded_plan import model_of_plan
 from flyball_server.planning.model.simulator import time_and_energy
 from flyball_server.planning.planner import PlanRequest, make_plan
-from flyball_wire.plan import Plan, PlannedInstruction
 from flyball_wire.plan_options import Effort, PlanOptions
+from flyball_wire.plans.plan import Plan, PlannedInstruction
 
 # Forward and backward of 50 and 92 ms at the highest clock.
 PROFILE = demo_profile()

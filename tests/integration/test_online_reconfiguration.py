@@ -13,8 +13,8 @@ from flyball_server.jobs.reconcile.reconfigurations import ReconfigurationReconc
 from flyball_server.jobs.registry.inspection import get_plan
 from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_wire.messages import Adaptation, JobRegistration, MeasurementDetail
-from flyball_wire.plan import Plan
 from flyball_wire.plan_options import PlanOptions, Policy, Reconfigure
+from flyball_wire.plans.plan import Plan
 
 JOB, NUM_STAGES, NUM_MICROBATCHES, BLOCKING_POWER_W = "job", 3, 4, 70.0
 

@@ -19,7 +19,7 @@ from flyball_server.jobs.lifecycle.heartbeats import Heartbeats
 from flyball_server.planning.planner import PlanRequest
 from flyball_wire import routes
 from flyball_wire.messages import ACCESS_HEADER, READ_ONLY, TOKEN_HEADER
-from flyball_wire.plan import Plan
+from flyball_wire.plans.plan import Plan
 
 JOB = routes.fill(routes.JOB, job_id="job")
 OTHER = routes.fill(routes.JOB, job_id="other")

@@ -19,7 +19,7 @@ from flyball_server.app import create_app
 from flyball_server.http.problem_handlers import API_HEADERS
 from flyball_server.http.routes.dashboard import ASSETS, PAGE, PAGE_POLICY, dashboard_files
 from flyball_server.settings import Settings
-from flyball_wire.command import flyball_version
+from flyball_wire.command.command import flyball_version
 from flyball_wire.messages import TOKEN_HEADER
 
 FOLDER = Path(__file__).parents[2] / "server/flyball_server/dashboard"

@@ -11,7 +11,7 @@ from tests.planner.samples import one_microbatch, profile_csv
 from flyball_server.jobs.records import PlanRecord
 from flyball_wire import routes
 from flyball_wire.codec import decode
-from flyball_wire.plan import probe_of
+from flyball_wire.plans.plan import probe_of
 from flyball_wire.read_models import (
     PlanSummary,
     PlanTimeline,

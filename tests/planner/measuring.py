@@ -16,7 +16,7 @@ from tests.unit.replay.synthetic_runs import CLOCKS, Truth
 from flyball_wire import routes
 from flyball_wire.closed_loop import ComparisonStatus
 from flyball_wire.codec import decode
-from flyball_wire.rank_plan import RankPlan
+from flyball_wire.plans.rank_plan import RankPlan
 
 REPORT = routes.fill(routes.REPORT, job_id="job")
 COMPARISON = routes.fill(routes.COMPARISON, job_id="job")

@@ -18,7 +18,7 @@ from flyball_server.jobs.versions.plan_versions import (
 )
 from flyball_server.jobs.versions.rank_plans import PlanQuestion, RankPlans
 from flyball_wire.messages import PlanVersion
-from flyball_wire.rank_plan import RankPlan
+from flyball_wire.plans.rank_plan import RankPlan
 
 Outcome = TypeVar("Outcome")
 

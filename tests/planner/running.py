@@ -26,8 +26,8 @@ from flyball_server.jobs.stragglers.step_ratios import clock_times
 from flyball_server.jobs.versions.rank_plans import rank_instructions
 from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_wire.closed_loop import StragglerAnnouncement
-from flyball_wire.plan import Plan
 from flyball_wire.plan_options import Policy
+from flyball_wire.plans.plan import Plan
 
 NUM_STAGES, NUM_MICROBATCHES = 2, 4
 Factor = Callable[[int], float]

@@ -17,7 +17,7 @@ from flyball_server.jobs.services import JobServices, Planner
 from flyball_server.planning.planner import PlanRequest
 from flyball_wire import messages
 from flyball_wire.messages import JobSpec
-from flyball_wire.plan import PipelinePlan, Plan, PlannedInstruction, Prediction
+from flyball_wire.plans.plan import PipelinePlan, Plan, PlannedInstruction, Prediction
 
 MOMENT = datetime(2026, 1, 5, 9, 30, 0, 123456, tzinfo=UTC)
 HEADER = "stage,instruction,frequency,time,energy\n"

@@ -13,7 +13,7 @@ from tests.planner.samples import frequency_plan
 from flyball_server.planning.cancellation import cancellation_point
 from flyball_server.planning.errors import PlanningError, TargetUnreachableError
 from flyball_server.planning.planner import PlanRequest
-from flyball_wire.plan import Plan
+from flyball_wire.plans.plan import Plan
 
 # Longer than any test waits.
 ENDLESS_S = 600.0

@@ -30,7 +30,7 @@ from flyball_wire.messages import (
 )
 from flyball_wire.online_profiling import ProfilingStatus
 from flyball_wire.plan_options import TargetChange
-from flyball_wire.rank_plan import RankPlan
+from flyball_wire.plans.rank_plan import RankPlan
 from flyball_wire.read_models import (
     JobFrontier,
     JobOverview,

@@ -18,8 +18,8 @@ from flyball_client.gpu.registry import find_gpu, gpu_argument, local_vendor, ve
 from flyball_client.gpu.vendor import ListedGpu
 from flyball_client.gpu.window_draft import draft_window, window_toml
 from flyball_client.profiling.arguments import add_force, emulated_profile
-from flyball_wire.command import Command, CommandError
-from flyball_wire.whole_file import write_result
+from flyball_wire.command.command import Command, CommandError
+from flyball_wire.command.whole_file import write_result
 
 # `--gpu NAME` is case-insensitive and finds the file with the lower-case name.
 _TABLE_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")

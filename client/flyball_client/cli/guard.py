@@ -11,7 +11,7 @@ import signal
 from flyball_client.governor.guard import PERIOD_S, Guard, OtherGuardError, prepare_node_dir
 from flyball_client.governor.state_folder import StateRefusedError, node_state_dir
 from flyball_client.gpu.registry import read_clock_settings
-from flyball_wire.command import NOT_NOW, Command, CommandError
+from flyball_wire.command.command import NOT_NOW, Command, CommandError
 
 _END_SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 

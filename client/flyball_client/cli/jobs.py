@@ -24,7 +24,13 @@ from flyball_wire.closed_loop import (
     Weekday,
 )
 from flyball_wire.codec import encode
-from flyball_wire.command import Command, CommandError, add_options, add_planner, argument_type
+from flyball_wire.command.command import (
+    Command,
+    CommandError,
+    add_options,
+    add_planner,
+    argument_type,
+)
 from flyball_wire.messages import JobRegistration, JobView, RankView
 from flyball_wire.options import options_of
 from flyball_wire.plan_options import TargetChange

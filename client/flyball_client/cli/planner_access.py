@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from flyball_client.api.errors import PlannerError, PlannerRefusedError
-from flyball_wire.command import CommandError
+from flyball_wire.command.command import CommandError
 
 if TYPE_CHECKING:
     from flyball_client.api.planner_client import PlannerClient

@@ -19,9 +19,9 @@ from flyball_client.profiling.transitions.action import configure_transitions, t
 from flyball_profiles.profile_forms import joined_text
 from flyball_profiles.stage_profile import ProfileError
 from flyball_wire.codec import encode
-from flyball_wire.command import Command, CommandError, add_planner
+from flyball_wire.command.command import Command, CommandError, add_planner
+from flyball_wire.command.whole_file import write_result
 from flyball_wire.online_profiling import ProbedPoint, ProfilingState, ProfilingStatus
-from flyball_wire.whole_file import write_result
 
 _STATES = {
     ProfilingState.OFF: "off, the profile was given",

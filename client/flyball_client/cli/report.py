@@ -21,7 +21,7 @@ from flyball_client.cli.report_text import (
 from flyball_client.profiling.arguments import WorkLine, quantity
 from flyball_wire.closed_loop import ComparisonRequest, ComparisonState, ComparisonStatus, JobReport
 from flyball_wire.codec import encode
-from flyball_wire.command import Command, CommandError, add_planner
+from flyball_wire.command.command import Command, CommandError, add_planner
 from flyball_wire.energy_factors import CURRENCY_RULE, EnergyFactors, is_currency, kwh_of
 from flyball_wire.messages import JobState
 

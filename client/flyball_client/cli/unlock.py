@@ -26,7 +26,7 @@ from flyball_client.gpu.registry import (
     read_clock_settings,
     reset_clock,
 )
-from flyball_wire.command import Command, CommandError
+from flyball_wire.command.command import Command, CommandError
 
 _UNKNOWN = (
     "no record says that a clock was left locked; a GPU's lock cannot be read:"

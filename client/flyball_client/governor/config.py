@@ -13,7 +13,7 @@ from typing import Any
 from flyball_client.governor.lock_record import show_governor
 from flyball_client.governor.process_watch import ProcessIdentity
 from flyball_client.gpu._base import GpuAddress, SmClockRange
-from flyball_wire.python_child import python_command, python_environment
+from flyball_wire.command.python_child import python_command, python_environment
 
 _IMPORT_ROOT = Path(__file__).parents[2]
 

@@ -35,7 +35,7 @@ from flyball_client.helper.job_agent import JobAgent
 from flyball_client.helper.planner_calls import Backoff, Owner
 from flyball_client.helper.process import ALIVE_S, OUTLASTED_STATUS
 from flyball_client.helper.rank_agent import RankAgent
-from flyball_wire.python_child import python_command, python_environment
+from flyball_wire.command.python_child import python_command, python_environment
 
 _logger = logging.getLogger(__name__)
 

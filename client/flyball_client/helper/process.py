@@ -35,7 +35,7 @@ from flyball_client.helper.job_agent import JobAgent
 from flyball_client.helper.rank_agent import RankAgent
 from flyball_client.session.plan_cursor import CompiledPlan
 from flyball_wire.messages import StepMeasurement
-from flyball_wire.rank_plan import MAX_ANSWER_BYTES
+from flyball_wire.plans.rank_plan import MAX_ANSWER_BYTES
 
 OUTLASTED_STATUS = 75
 """Exit status where a call has outlasted its deadline."""

@@ -13,7 +13,7 @@ from flyball_profiles.gpu_windows import GpuTableError, gpu_window_of
 from flyball_profiles.measured_row import RANK_COLUMNS
 from flyball_profiles.stage_profile import ProfileError, StageProfile
 from flyball_profiles.stage_profile_csv import read_stage_profile
-from flyball_wire.command import CommandError, argument_type
+from flyball_wire.command.command import CommandError, argument_type
 from flyball_wire.options import Option
 
 _MOST = 1_000_000

@@ -42,8 +42,8 @@ from flyball_profiles.gpu_windows import (
     with_blocking_power,
 )
 from flyball_profiles.stage_profile import ProfileError
-from flyball_wire.command import CommandError
-from flyball_wire.whole_file import write_result
+from flyball_wire.command.command import CommandError
+from flyball_wire.command.whole_file import write_result
 
 READY = "ready"
 RECEIVED = "received"

@@ -11,8 +11,8 @@ import time
 from collections.abc import Sequence
 from typing import Self
 
+from flyball_wire.command.python_child import python_command, python_environment
 from flyball_wire.errors import FlyballError
-from flyball_wire.python_child import python_command, python_environment
 
 _ENDED_WITHIN_S = 10.0
 

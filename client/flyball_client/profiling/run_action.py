@@ -37,8 +37,8 @@ from flyball_client.profiling.workload import Workload, WorkloadError, emulated_
 from flyball_pipeline.instruction import InstructionKind
 from flyball_profiles.gpu_windows import GpuTableError
 from flyball_profiles.stage_profile import ProfileError
-from flyball_wire.command import CommandError
-from flyball_wire.whole_file import cannot_write
+from flyball_wire.command.command import CommandError
+from flyball_wire.command.whole_file import cannot_write
 
 DEFAULT_WARM_UP_S = 20.0
 _DEFAULTS = MeasuringRule()

@@ -11,7 +11,7 @@ from operator import ne
 
 from flyball_client.session.plan_cursor import CompiledPlan, PlanCursor, clock_changes
 from flyball_wire.errors import CodecError
-from flyball_wire.rank_plan import MAX_INSTRUCTIONS, RankPlan
+from flyball_wire.plans.rank_plan import MAX_INSTRUCTIONS, RankPlan
 
 MAX_KINDS = 64
 _MAX_KIND_CHARS = 64

@@ -17,7 +17,7 @@ from flyball_client.gpu._base import GpuDevice, GpuError
 from flyball_client.helper.job_agent import JobAgent
 from flyball_client.helper.link import OpenAgent, open_agent
 from flyball_profiles.stage_profile import EnergyScope
-from flyball_wire.command import flyball_version
+from flyball_wire.command.command import flyball_version
 from flyball_wire.messages import JobRegistration, RankRegistration
 
 # torchrun's name of a run that has none.

@@ -42,7 +42,7 @@ from flyball_lab.demo.run_folder import (
 )
 from flyball_lab.demo.verdict import DemoResult, failed_condition, measure, unjudged_time
 from flyball_profiles.stage_profile_csv import write_stage_profile
-from flyball_wire.command import Command, CommandError
+from flyball_wire.command.command import Command, CommandError
 
 _POLL_S = 0.25
 _ALL_STEPS = 10_000

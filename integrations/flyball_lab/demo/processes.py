@@ -18,7 +18,7 @@ from flyball_client.api.errors import PlannerError
 from flyball_client.api.planner_client import PlannerClient
 from flyball_lab.demo.options import NUM_STAGES, DemoOptions
 from flyball_lab.demo.run_folder import DemoFailedError, RunFolder
-from flyball_wire.python_child import python_command, python_environment
+from flyball_wire.command.python_child import python_command, python_environment
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _CHECK_S = 0.05

@@ -15,7 +15,7 @@ from flyball_server.cli.token import (
 from flyball_server.jobs.errors import JobsError
 from flyball_server.jobs.store.databases import is_postgres, shown, sqlite_file
 from flyball_server.jobs.store.sqlite.sqlite_backup import back_up, restore
-from flyball_wire.command import Command, CommandError
+from flyball_wire.command.command import Command, CommandError
 
 # PostgreSQL's own programs, which see to their versions, schemas and secrets themselves.
 _OF_POSTGRES = {

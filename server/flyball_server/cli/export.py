@@ -18,8 +18,8 @@ from flyball_server.cli.offline_inputs import (
 from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
 from flyball_server.planning.model.simulator import Simulation
 from flyball_server.planning.simulated_plan import SimulatedPlan
-from flyball_wire.command import Command, CommandError, RecordedRunsOf, add_planner
-from flyball_wire.whole_file import write_result
+from flyball_wire.command.command import Command, CommandError, RecordedRunsOf, add_planner
+from flyball_wire.command.whole_file import write_result
 
 Event = dict[str, Any]
 

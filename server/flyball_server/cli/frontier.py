@@ -21,7 +21,7 @@ from flyball_server.planning.frontier_curve import (
     make_frontier,
 )
 from flyball_server.planning.planner import PlanRequest
-from flyball_wire.command import Command
+from flyball_wire.command.command import Command
 from flyball_wire.read_models import Frontier
 
 NUM_TABLE_ROWS = 20

@@ -28,10 +28,10 @@ from flyball_server.planning.documents.recorded_plan import (
 )
 from flyball_server.planning.request_options import clock_transitions, iteration_delays_s
 from flyball_server.planning.simulated_plan import SimulatedPlan, simulated_plan
-from flyball_wire.command import Arguments, CommandError, add_options
+from flyball_wire.command.command import Arguments, CommandError, add_options
 from flyball_wire.options import OptionError, options_of
-from flyball_wire.plan import Plan
 from flyball_wire.plan_options import PlanOptions, check_together
+from flyball_wire.plans.plan import Plan
 
 
 def add_profile_argument(parser: argparse.ArgumentParser, *, is_required: bool = True) -> None:

@@ -16,7 +16,7 @@ from flyball_pipeline.schedules.explicit import explicit_order
 from flyball_pipeline.schedules.inputs import ExplicitOrder
 from flyball_profiles.limited_file import read_text
 from flyball_server.planning.errors import PlanningError
-from flyball_wire.command import CommandError
+from flyball_wire.command.command import CommandError
 from flyball_wire.plan_options import Order
 
 # torch's text of an action: virtual stage, what, microbatch; concurrent ones are in brackets.

@@ -16,7 +16,7 @@ from flyball_server.replay.perseus_artifact import (
 )
 from flyball_server.replay.recorded_runs import RecordedRun, Recording, RecordingError
 from flyball_wire.codec import decode_list
-from flyball_wire.command import CommandError
+from flyball_wire.command.command import CommandError
 from flyball_wire.errors import CodecError
 
 _FILE = re.compile(r"(0|[1-9]\d{0,5})\.(?:prof|sched)\.json")

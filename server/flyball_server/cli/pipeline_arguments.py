@@ -18,7 +18,7 @@ from flyball_server.planning.request_options import (
     with_known_transitions,
 )
 from flyball_server.planning.schedule_choice import AUTO
-from flyball_wire.command import Arguments, CommandError, add_options, argument_type
+from flyball_wire.command.command import Arguments, CommandError, add_options, argument_type
 from flyball_wire.messages import JobSpec
 from flyball_wire.options import options_of
 from flyball_wire.plan_options import (

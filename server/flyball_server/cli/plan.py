@@ -28,10 +28,10 @@ from flyball_server.planning.documents.plan_text import (
 from flyball_server.planning.request_options import MAX_CALL_SHARE, call_share, is_limited
 from flyball_server.planning.schedule_choice import REFERENCE
 from flyball_server.planning.simulated_plan import SimulatedPlan
-from flyball_wire.command import Command
-from flyball_wire.plan import Plan, Prediction
+from flyball_wire.command.command import Command
+from flyball_wire.command.whole_file import write_result
 from flyball_wire.plan_options import PlanOptions, Policy
-from flyball_wire.whole_file import write_result
+from flyball_wire.plans.plan import Plan, Prediction
 
 if TYPE_CHECKING:
     pass

@@ -29,7 +29,7 @@ from flyball_server.replay.replayed_runs import (
     replay,
 )
 from flyball_wire.codec import decode
-from flyball_wire.command import Command, CommandError, RecordedRunsOf, add_planner
+from flyball_wire.command.command import Command, CommandError, RecordedRunsOf, add_planner
 from flyball_wire.errors import CodecError
 
 

@@ -30,10 +30,10 @@ from flyball_server.replay.steps.replayed_steps import (
     replay_steps,
 )
 from flyball_server.replay.steps.step_models import Steps, pipeline_steps
-from flyball_wire.command import CommandError, add_option, add_options
+from flyball_wire.command.command import CommandError, add_option, add_options
+from flyball_wire.command.whole_file import write_result
 from flyball_wire.options import Option
 from flyball_wire.plan_options import PlanOptions
-from flyball_wire.whole_file import write_result
 
 _ERROR = Option(
     "standard deviation in percent of the predicted times that each step's plan is made of",

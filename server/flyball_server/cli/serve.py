@@ -26,7 +26,7 @@ from flyball_server.settings import (
     SettingsError,
     load_settings,
 )
-from flyball_wire.command import Command, CommandError
+from flyball_wire.command.command import Command, CommandError
 
 
 def _configure(parser: argparse.ArgumentParser) -> None:

@@ -22,7 +22,7 @@ from flyball_server.planning.documents.plan_text import iteration_delays
 from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_server.planning.model.simulator import Simulation
 from flyball_server.planning.simulated_plan import SimulatedPlan
-from flyball_wire.command import Command, CommandError
+from flyball_wire.command.command import Command, CommandError
 
 if TYPE_CHECKING:
     pass

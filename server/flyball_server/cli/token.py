@@ -21,7 +21,7 @@ from flyball_server.jobs.records import TokenRecord
 from flyball_server.jobs.store.contract import JobStore
 from flyball_server.jobs.store.databases import make_job_store, missing_file
 from flyball_server.settings import Settings, SettingsError, load_settings
-from flyball_wire.command import BAD_INPUT, NOT_NOW, Command, CommandError
+from flyball_wire.command.command import BAD_INPUT, NOT_NOW, Command, CommandError
 from flyball_wire.messages import TOKEN_HEADER
 
 

@@ -48,7 +48,7 @@ from flyball_server.views.frontier import FrontierMemory
 from flyball_server.views.history import HistoryMemory
 from flyball_server.views.job_figures import SharedReading
 from flyball_wire.messages import MAX_RANKS, Accepted, JobSpec, PlanVersion
-from flyball_wire.rank_plan import RankPlan
+from flyball_wire.plans.rank_plan import RankPlan
 
 
 class RankCalls:

@@ -14,8 +14,8 @@ from flyball_wire.closed_loop import MissedTarget, StragglerReason, Timetable
 from flyball_wire.messages import MAX_RANKS
 from flyball_wire.online_profiling import ProfilingResult
 from flyball_wire.orders import OrderAdvice
-from flyball_wire.plan import MAX_SLOWDOWN
 from flyball_wire.plan_options import Effort
+from flyball_wire.plans.plan import MAX_SLOWDOWN
 
 
 @dataclass(frozen=True, kw_only=True)

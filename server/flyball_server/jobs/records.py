@@ -28,7 +28,7 @@ from flyball_wire.messages import (
     JobState,
     MeasurementDetail,
 )
-from flyball_wire.plan import Plan, Purpose
+from flyball_wire.plans.plan import Plan, Purpose
 
 # No leading dot: `..` in an address leads elsewhere.
 JOB_ID_PATTERN = "^[A-Za-z0-9_-][A-Za-z0-9._+-]{0,127}$"

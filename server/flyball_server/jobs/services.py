@@ -17,7 +17,7 @@ from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.planning.planner import PlanRequest, make_plan_only
 from flyball_server.solving.in_thread import PlannerThreads
 from flyball_wire.energy_factors import NO_FACTORS, EnergyFactors
-from flyball_wire.plan import Plan
+from flyball_wire.plans.plan import Plan
 
 Planner = Callable[[PlanRequest], Plan]
 NotifyPollers = Callable[[str], None]

@@ -47,7 +47,8 @@ from flyball_server.planning.schedule_choice import (
 from flyball_server.planning.scheduling import ActivationMemory, ScheduleContext, schedule_for
 from flyball_server.planning.simulated_plan import SimulatedPlan
 from flyball_wire.closed_loop import ComparedPlan
-from flyball_wire.plan import (
+from flyball_wire.plan_options import PlanOptions, Policy
+from flyball_wire.plans.plan import (
     PipelinePlan,
     Plan,
     PlannedRequest,
@@ -57,7 +58,6 @@ from flyball_wire.plan import (
     chunk_places,
     clocked_stages,
 )
-from flyball_wire.plan_options import PlanOptions, Policy
 
 # What a report says.
 BUILDING, SEARCHING = "building the pipeline", "searching for clocks"

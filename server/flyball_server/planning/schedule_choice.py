@@ -26,8 +26,8 @@ from flyball_server.planning.model.simulator import RELATIVE_TIME_TOLERANCE, tim
 from flyball_server.planning.policies._base import PolicyChoice, PolicyRequest
 from flyball_server.planning.policies.frontier import choice_with
 from flyball_server.planning.request_options import DEFAULT_RECONFIGURE_GRANULARITY_MHZ, rounded_up
-from flyball_wire.plan import ConsideredSchedule
 from flyball_wire.plan_options import PlanOptions
+from flyball_wire.plans.plan import ConsideredSchedule
 from flyball_wire.targets import Target, parse_target
 
 AUTO = "auto"

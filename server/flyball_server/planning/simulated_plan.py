@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from flyball_server.planning.model.joint_model import JointSimulation, simulate_jointly
 from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
-from flyball_wire.plan import Plan
+from flyball_wire.plans.plan import Plan
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,7 +27,7 @@ from flyball_server.profiling.observations import (
 from flyball_server.profiling.stage_estimates import StageFindings, find
 from flyball_server.profiling.version_design import ProbedBaseline, baseline_plan, probe_plan
 from flyball_wire.online_profiling import ProbedPoint, ProfilingResult, ProfilingState
-from flyball_wire.plan import Plan
+from flyball_wire.plans.plan import Plan
 
 # Of a single instruction's time: with more of it a mean of many says little.
 _MOST_SCATTER = 0.5

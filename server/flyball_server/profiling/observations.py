@@ -18,7 +18,7 @@ from flyball_pipeline.schedule import Schedule
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.model.array_dag import FloatArray, IndexArray
 from flyball_server.planning.model.pipeline_model import MAX_BLOCKING_POWER_W
-from flyball_wire.plan import Plan
+from flyball_wire.plans.plan import Plan
 
 DEFAULT_SLOWDOWN_CAP = 0.1
 DEFAULT_MAX_STEPS = 200

@@ -20,7 +20,7 @@ from flyball_server.planning.model.array_dag import (
 from flyball_server.profiling.arms import Arm
 from flyball_server.profiling.observations import InstructionClass, ProbeSetup
 from flyball_server.profiling.stage_estimates import StageFindings
-from flyball_wire.plan import Plan, probe_of
+from flyball_wire.plans.plan import Plan, probe_of
 
 _BoolArray = NDArray[np.bool_]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from flyball_server.serving.certificate import CertificateError, load_certificate
 from flyball_server.settings import Settings
-from flyball_wire.command import BAD_INPUT, NOT_NOW, CommandError
+from flyball_wire.command.command import BAD_INPUT, NOT_NOW, CommandError
 
 # For TLS 1.2; TLS 1.3 has forward secrecy with every cipher.
 TLS_CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"

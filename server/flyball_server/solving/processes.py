@@ -20,7 +20,7 @@ from flyball_server.solving.in_thread import (
     StoppableFuture,
     no_thread_error,
 )
-from flyball_wire.python_child import PATH_VARIABLES, python_environment
+from flyball_wire.command.python_child import PATH_VARIABLES, python_environment
 
 P = ParamSpec("P")
 ResultT = TypeVar("ResultT")

@@ -17,7 +17,7 @@ from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.kit.lru import Lru
 from flyball_server.views.plan_facts import mean_stage_clocks_mhz
-from flyball_wire.plan import Purpose
+from flyball_wire.plans.plan import Purpose
 from flyball_wire.read_models import PlanKind, PlanSummary
 
 # Limit over all jobs; one of 64 stages takes some 3 KB.

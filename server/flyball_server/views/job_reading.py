@@ -27,7 +27,7 @@ from flyball_server.views.planned_delays import planned_delays
 from flyball_wire.closed_loop import ComparisonStatus, MissedTarget, PlannedDelays
 from flyball_wire.energy_factors import NO_FACTORS, EnergyFactors
 from flyball_wire.messages import PlanVersion
-from flyball_wire.plan import StagePrediction
+from flyball_wire.plans.plan import StagePrediction
 from flyball_wire.read_models import MeasuredIteration, PredictedIteration
 
 # Time limit for reading jobs without a label of their own in one pass, s.

@@ -11,7 +11,7 @@ from flyball_pipeline.schedule import VirtualStages
 from flyball_profiles.stage_profile import ProfileError, StageProfile
 from flyball_server.jobs.measurements.step_reading import predicted_iteration
 from flyball_server.jobs.records import PlanRecord
-from flyball_wire.plan import Plan, StagePrediction
+from flyball_wire.plans.plan import Plan, StagePrediction
 from flyball_wire.read_models import PredictedIteration
 
 # Kind, chunk and MHz of instructions that are alike.

@@ -24,7 +24,7 @@ from flyball_server.planning.documents.predicted_timeline import (
     timeline_rows,
 )
 from flyball_server.planning.simulated_plan import SimulatedPlan
-from flyball_wire.plan import Plan
+from flyball_wire.plans.plan import Plan
 from flyball_wire.read_models import PlanTimeline, TimelineOfPlan, TimelineRow
 
 # Four times 64 stages and 256 microbatches: some 2.5 MB compressed, and 6 s of a core.

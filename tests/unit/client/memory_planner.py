@@ -18,7 +18,7 @@ from flyball_client.session.plan_cursor import CompiledPlan
 from flyball_client.session.rank_session import RankSession
 from flyball_wire import messages
 from flyball_wire.codec import decode, encode
-from flyball_wire.rank_plan import RankPlan, rank_plan
+from flyball_wire.plans.rank_plan import RankPlan, rank_plan
 
 JOB_ID = "gpt"
 START_ID = "65f1c0"

@@ -13,7 +13,7 @@ import pytest
 from flyball_client import __main__ as flyball
 from flyball_client.__main__ import main
 from flyball_client.cli.summaries import SUMMARIES
-from flyball_wire.command import Command, CommandError
+from flyball_wire.command.command import Command, CommandError
 
 pytestmark = pytest.mark.slow
 

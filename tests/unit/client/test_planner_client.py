@@ -20,7 +20,7 @@ from flyball_wire import messages
 from flyball_wire.codec import encode
 from flyball_wire.messages import JobState
 from flyball_wire.plan_options import Policy, TargetChange
-from flyball_wire.rank_plan import rank_plan
+from flyball_wire.plans.rank_plan import rank_plan
 from flyball_wire.read_models import PlanTimeline, TimelineOfPlan
 
 TOKEN = "a-very-secret-token"  # noqa: S105 - nobody asks for it

@@ -13,7 +13,7 @@ from tests.unit.client.memory_planner import plan_of
 
 from flyball_client.session.active_plan import compile_plan
 from flyball_wire.codec import decode, encode
-from flyball_wire.rank_plan import MAX_PART_BYTES, RankPlan, most_bytes
+from flyball_wire.plans.rank_plan import MAX_PART_BYTES, RankPlan, most_bytes
 
 KINDS = ("forward", "backward", "backward_weight")
 

@@ -15,7 +15,7 @@ from flyball_client.gpu._base import GPU_VARIABLE
 from flyball_profiles.clock_transitions import ClockTransitions
 from flyball_profiles.examples import example_profile_path
 from flyball_profiles.measured_transitions import ClockFacts, MeasuredTransitions
-from flyball_wire.command import CommandError
+from flyball_wire.command.command import CommandError
 
 TABLE = ClockTransitions(
     up_p5_s=0.004,

@@ -31,7 +31,7 @@ from flyball_lab.demo.verdict import (
     measure,
     unjudged_time,
 )
-from flyball_wire.command import CommandError
+from flyball_wire.command.command import CommandError
 from flyball_wire.messages import (
     JobRegistration,
     JobState,

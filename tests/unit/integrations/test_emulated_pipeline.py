@@ -25,7 +25,7 @@ from flyball_lab.emulation.emulated_pipeline import (
 )
 from flyball_pipeline.instruction import InstructionKind
 from flyball_profiles.stage_profile import OperatingPoint, StageProfile
-from flyball_wire.rank_plan import rank_plan
+from flyball_wire.plans.rank_plan import rank_plan
 
 BLOCKING_POWER_W = 80.0
 

@@ -36,8 +36,8 @@ from flyball_server.planning.model.joint_model import (
 from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_server.planning.model.simulator import simulate, time_and_energy
 from flyball_server.planning.planner import make_plan, model_of_request
-from flyball_wire.plan import Plan, PlannedInstruction
 from flyball_wire.plan_options import Effort, Policy, Reconfigure
+from flyball_wire.plans.plan import Plan, PlannedInstruction
 
 from .oracles import every_plan
 from .tiny_pipelines import (

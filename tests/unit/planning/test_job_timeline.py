@@ -19,7 +19,7 @@ from flyball_server.planning.documents.predicted_timeline import (
 from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_server.planning.simulated_plan import SimulatedPlan
 from flyball_server.planning.stragglers.slowed_pipelines import make_slowed_plan
-from flyball_wire.plan import Plan, Slowdown
+from flyball_wire.plans.plan import Plan, Slowdown
 from flyball_wire.read_models import TimelineRow
 
 from .tiny_pipelines import (

@@ -41,8 +41,8 @@ from flyball_server.planning.model.late_clocks import LateClockSimulator
 from flyball_server.planning.model.simulator import simulate, time_and_energy
 from flyball_server.planning.planner import make_plan, model_of_request
 from flyball_server.planning.stragglers.slowed_pipelines import slowed_model
-from flyball_wire.plan import Slowdown
 from flyball_wire.plan_options import Effort, Policy
+from flyball_wire.plans.plan import Slowdown
 
 pytestmark = pytest.mark.slow
 

@@ -18,8 +18,8 @@ from flyball_server.planning.documents.recorded_plan import model_of_plan
 from flyball_server.planning.model.simulator import simulate
 from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_server.planning.stragglers.slowed_pipelines import make_slowed_plan
-from flyball_wire.plan import PipelinePlan, Slowdown
 from flyball_wire.plan_options import Policy
+from flyball_wire.plans.plan import PipelinePlan, Slowdown
 
 from .tiny_pipelines import (
     B,

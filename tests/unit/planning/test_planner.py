@@ -15,8 +15,8 @@ from flyball_server.planning.planner import PlanRequest, make_plan, model_of_req
 from flyball_server.planning.scheduling import ScheduleContext, schedule_for
 from flyball_server.planning.stragglers.slowed_pipelines import make_slowed_plan
 from flyball_wire.messages import JobSpec
-from flyball_wire.plan import PlannedInstruction, Slowdown
 from flyball_wire.plan_options import Policy, Reconfigure
+from flyball_wire.plans.plan import PlannedInstruction, Slowdown
 
 from .oracles import every_plan, least_energy_j
 from .tiny_pipelines import (

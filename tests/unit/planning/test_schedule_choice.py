@@ -20,8 +20,8 @@ from flyball_server.planning.planner import PlanRequest, make_plan, with_named_s
 from flyball_server.planning.schedule_choice import (
     candidate_schedules,
 )
-from flyball_wire.plan import Plan
 from flyball_wire.plan_options import Effort
+from flyball_wire.plans.plan import Plan
 
 from .tiny_pipelines import B, F, I, W, profile_of, refuses
 from .tiny_pipelines import request_of as tiny_request_of

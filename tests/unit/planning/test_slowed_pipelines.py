@@ -21,8 +21,8 @@ from flyball_server.planning.errors import TargetUnreachableError
 from flyball_server.planning.planner import make_plan
 from flyball_server.planning.policies import POLICIES
 from flyball_server.planning.stragglers.slowed_pipelines import SlowedRequest, make_slowed_plan
-from flyball_wire.plan import PipelinePlan, Plan, Slowdown
 from flyball_wire.plan_options import Effort
+from flyball_wire.plans.plan import PipelinePlan, Plan, Slowdown
 
 from .tiny_pipelines import (
     B,

@@ -12,8 +12,8 @@ from flyball_profiles.stage_profile import StageProfile
 from flyball_server.planning.planner import make_plan
 from flyball_server.planning.stragglers.slowed_pipelines import make_slowed_plan
 from flyball_server.views.plan_facts import mean_stage_clocks_mhz
-from flyball_wire.plan import PipelinePlan, Slowdown, probe_of
 from flyball_wire.plan_options import Effort, Policy
+from flyball_wire.plans.plan import PipelinePlan, Slowdown, probe_of
 
 from .tiny_pipelines import (
     B,

@@ -29,8 +29,8 @@ from flyball_server.planning.model.pipeline_model import PipelineModel, build_mo
 from flyball_server.planning.planner import PlanRequest
 from flyball_server.planning.scheduling import ScheduleContext, schedule_for
 from flyball_server.planning.stragglers.slowed_pipelines import SlowedRequest
-from flyball_wire.plan import Slowdown
 from flyball_wire.plan_options import Effort, PlanOptions
+from flyball_wire.plans.plan import Slowdown
 
 F = InstructionKind.FORWARD
 B = InstructionKind.BACKWARD

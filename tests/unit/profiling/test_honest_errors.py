@@ -20,7 +20,7 @@ from tests.unit.profiling.true_profiles import (
 from flyball_pipeline.instruction import InstructionKind
 from flyball_profiles.stage_profile import OperatingPoint, StageProfile
 from flyball_server.profiling.moves import Finished
-from flyball_wire.plan import Slowdown
+from flyball_wire.plans.plan import Slowdown
 
 pytestmark = pytest.mark.slow
 

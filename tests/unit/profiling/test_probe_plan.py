@@ -7,7 +7,7 @@ from tests.unit.planning.tiny_pipelines import refuses, replaced
 from flyball_pipeline.instruction import Instruction, InstructionKind
 from flyball_pipeline.schedule import Schedule
 from flyball_server.planning.documents.plan_document import plan_document, plan_from_document
-from flyball_wire.plan import CycleClocks, probe_of
+from flyball_wire.plans.plan import CycleClocks, probe_of
 
 FORWARD, BACKWARD = InstructionKind.FORWARD, InstructionKind.BACKWARD
 ORDER = (

@@ -23,8 +23,8 @@ from flyball_server.planning.stragglers.slowed_pipelines import (
 from flyball_server.profiling.moves import Finished
 from flyball_server.profiling.observations import ProbeSetup
 from flyball_wire.online_profiling import ProbedPoint, ProfilingResult
-from flyball_wire.plan import Plan, Slowdown
 from flyball_wire.plan_options import PlanOptions
+from flyball_wire.plans.plan import Plan, Slowdown
 
 A100_BLOCKING_POWER_W = 83.64
 NUM_CLOCKS = 40

@@ -43,7 +43,7 @@ from flyball_server.jobs.versions.plan_versions import HeldVersion, acknowledge_
 from flyball_server.jobs.versions.rank_plans import PlanQuestion, RankPlans
 from flyball_server.kit.batcher import Batcher
 from flyball_wire.messages import JobState
-from flyball_wire.rank_plan import RankPlan
+from flyball_wire.plans.rank_plan import RankPlan
 
 WAIT_S = 30.0
 

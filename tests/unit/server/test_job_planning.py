@@ -45,8 +45,8 @@ from flyball_server.jobs.versions.plan_versions import add_version
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.planner import PlanRequest
 from flyball_wire.messages import JobState
-from flyball_wire.plan import Plan
 from flyball_wire.plan_options import Policy, TargetChange
+from flyball_wire.plans.plan import Plan
 
 
 class PickyPlanner(CountingPlanner):

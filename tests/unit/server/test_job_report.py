@@ -27,7 +27,7 @@ from flyball_server.jobs.services import JobServices
 from flyball_server.views.report import get_report
 from flyball_wire.closed_loop import JobReport
 from flyball_wire.online_profiling import ProfilingResult, ProfilingState
-from flyball_wire.plan import Plan, probe_of
+from flyball_wire.plans.plan import Plan, probe_of
 
 TOTALS = StepTotals(
     step=3,

@@ -32,7 +32,7 @@ from flyball_server.views.job_figures import NUM_FRESH, REMEMBERED_S, SharedRead
 from flyball_server.views.job_reading import KEPT_LABEL_S, OTHERS_PERIOD_S, JobReading
 from flyball_server.views.report import get_report
 from flyball_wire.closed_loop import MissedTarget
-from flyball_wire.plan import PipelinePlan
+from flyball_wire.plans.plan import PipelinePlan
 from flyball_wire.read_models import MeasuredIteration, StepClocks
 
 Samples = dict[tuple[str, ...], float]

@@ -32,8 +32,8 @@ from flyball_server.jobs.store.contract import JobStore
 from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_server.planning.stragglers.slowed_pipelines import SlowedRequest, make_slowed_plan
 from flyball_server.views.plan_facts import plan_facts
-from flyball_wire.plan import Plan, Slowdown, probe_of
 from flyball_wire.plan_options import Effort, PlanOptions
+from flyball_wire.plans.plan import Plan, Slowdown, probe_of
 from flyball_wire.read_models import StepClocks
 
 NUM_RANKS = 2

@@ -25,7 +25,7 @@ from flyball_server.jobs.records import PlanRecord
 from flyball_server.jobs.services import JobServices
 from flyball_server.views import history
 from flyball_server.views.history import HistoryMemory, known_summaries, plan_summaries, summary_of
-from flyball_wire.plan import PipelinePlan, Plan, probe_of
+from flyball_wire.plans.plan import PipelinePlan, Plan, probe_of
 from flyball_wire.read_models import PlanSummary
 
 

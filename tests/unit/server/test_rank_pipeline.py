@@ -28,10 +28,10 @@ from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_server.planning.stragglers.slowed_pipelines import make_slowed_plan
 from flyball_wire.codec import decode, encode
 from flyball_wire.errors import CodecError
-from flyball_wire.plan import Plan, Slowdown
 from flyball_wire.plan_options import Policy
-from flyball_wire.rank_pipeline import unpacked_pipeline
-from flyball_wire.rank_plan import MAX_PART_BYTES, RankPipeline
+from flyball_wire.plans.plan import Plan, Slowdown
+from flyball_wire.plans.rank_pipeline import unpacked_pipeline
+from flyball_wire.plans.rank_plan import MAX_PART_BYTES, RankPipeline
 
 
 def received(plan: Plan, profile: StageProfile, dp_rank: int = 0) -> RankPipeline:

@@ -35,7 +35,7 @@ from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.planning.planner import PlanRequest
 from flyball_wire.messages import JobState
-from flyball_wire.plan import Plan
+from flyball_wire.plans.plan import Plan
 
 pytestmark = pytest.mark.slow
 

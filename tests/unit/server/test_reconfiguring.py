@@ -36,8 +36,8 @@ from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_server.planning.policies.measured_reconfigure import FINISH_LIMIT
 from flyball_server.planning.stragglers.slowed_pipelines import SlowedRequest, make_slowed_plan
 from flyball_wire.messages import InstructionReport, MeasurementDetail
-from flyball_wire.plan import Plan, Slowdown
 from flyball_wire.plan_options import PlanOptions, Policy, Reconfigure, TargetChange
+from flyball_wire.plans.plan import Plan, Slowdown
 
 NUM_STAGES, NUM_MICROBATCHES = 3, 4
 CLOCKS_MHZ = (1400, 1300, 1200, 1100)

@@ -17,8 +17,8 @@ from flyball_server.planning.planner import PlanRequest, make_plan, make_plan_on
 from flyball_server.planning.stragglers.slowed_pipelines import SlowedRequest, make_slowed_plan
 from flyball_server.profiling.moves import Finished, Probe, next_move
 from flyball_server.solving.worker import outcome_of
-from flyball_wire.plan import Slowdown
 from flyball_wire.plan_options import Effort, PlanOptions
+from flyball_wire.plans.plan import Slowdown
 
 ORDER = (("forward", 0), ("backward", 0), ("forward", 1), ("backward", 1))
 OPTIONS = PlanOptions(blocking_power_w=(70.0,), effort=Effort.LOW)

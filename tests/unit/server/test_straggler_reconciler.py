@@ -34,8 +34,8 @@ from flyball_server.planning.stragglers.slowed_pipelines import (
 )
 from flyball_wire.closed_loop import StragglerAnnouncement, Timetable, TimetableWindow
 from flyball_wire.messages import JobState
-from flyball_wire.plan import Plan
 from flyball_wire.plan_options import Effort, Policy, Reconfigure
+from flyball_wire.plans.plan import Plan
 
 
 def with_poor_quick_plans(slowed: SlowedRequest) -> Plan:

@@ -19,7 +19,7 @@ from flyball_server.jobs.measurements.timed_steps import (
 )
 from flyball_server.jobs.versions.rank_plans import part_of
 from flyball_wire.messages import InstructionReport
-from flyball_wire.plan import PipelinePlan, PlannedInstruction, PlannedRequest
+from flyball_wire.plans.plan import PipelinePlan, PlannedInstruction, PlannedRequest
 
 
 def test_one_rank_of_each_stage_is_timed_in_as_many_pipelines_as_fit(

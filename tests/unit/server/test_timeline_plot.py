@@ -12,7 +12,7 @@ from tests.unit.planning.tiny_pipelines import B, F, profile_of
 from flyball_server.planning.documents.recorded_plan import model_of_plan
 from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_server.planning.simulated_plan import SimulatedPlan, simulated_plan
-from flyball_wire.command import CommandError
+from flyball_wire.command.command import CommandError
 from flyball_wire.plan_options import PlanOptions, Policy
 
 pytest.importorskip("matplotlib", reason="the extra `plot` is not installed")

@@ -33,8 +33,8 @@ from flyball_client.cli.doctor.machine_checks import (
 from flyball_client.cli.doctor.transition_checks import applied_table, check_transitions
 from flyball_client.gpu.checks import CheckResult, ok, problem, warning
 from flyball_client.gpu.registry import gpu_argument
-from flyball_wire.command import Command, CommandError, flyball_version
-from flyball_wire.python_child import python_command, python_environment
+from flyball_wire.command.command import Command, CommandError, flyball_version
+from flyball_wire.command.python_child import python_command, python_environment
 
 # Loading the driver takes some seconds, and each GPU one or two.
 TIMEOUT_S = 60.0

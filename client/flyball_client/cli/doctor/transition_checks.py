@@ -17,7 +17,7 @@ from flyball_profiles.gpu_windows import (
     read_transitions,
 )
 from flyball_profiles.measured_transitions import MeasuredTransitions
-from flyball_wire.command import CommandError
+from flyball_wire.command.command import CommandError
 from flyball_wire.errors import FlyballError
 
 _NAME = "clock changes"

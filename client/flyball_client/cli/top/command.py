@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from flyball_client.cli.planner_access import asked, open_planner
 from flyball_client.profiling.arguments import add_option, quantity
 from flyball_wire.codec import encode
-from flyball_wire.command import Command, CommandError, add_planner
+from flyball_wire.command.command import Command, CommandError, add_planner
 
 if TYPE_CHECKING:
     from flyball_client.cli.top.reading import Seen

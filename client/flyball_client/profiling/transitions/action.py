@@ -21,9 +21,9 @@ from flyball_client.profiling.transitions.measurement import NUM_REPETITIONS, me
 from flyball_client.profiling.transitions.opening import check_alone, opened_bench
 from flyball_profiles.gpu_windows import gpu_file_text, with_transitions
 from flyball_profiles.measured_transitions import MeasuredTransitions, PairTimes, transitions_toml
-from flyball_wire.command import CommandError
+from flyball_wire.command.command import CommandError
+from flyball_wire.command.whole_file import write_result
 from flyball_wire.errors import FlyballError
-from flyball_wire.whole_file import write_result
 
 _NUM_CLOCKS = 4
 

@@ -21,10 +21,16 @@ from flyball_server.cli.convert import envpipe_files, kareus_files, perseus_file
 from flyball_server.cli.convert.foreign_plan import ForeignPlan, KernelSchedules, named_schedule
 from flyball_server.planning.documents.plan_text import plan_rows
 from flyball_server.planning.model.simulator import simulate
-from flyball_wire.command import Command, CommandError, add_option, add_options, argument_type
+from flyball_wire.command.command import (
+    Command,
+    CommandError,
+    add_option,
+    add_options,
+    argument_type,
+)
+from flyball_wire.command.whole_file import write_result
 from flyball_wire.options import Option
 from flyball_wire.plan_options import PlanOptions
-from flyball_wire.whole_file import write_result
 
 _SCHED_JSON_SUFFIX = ".sched.json"
 _PROFILE, _ENVPIPE_PROFILE, _KAREUS = "profile", "envpipe-profile", "kareus-profile"

@@ -19,7 +19,7 @@ from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
 from flyball_server.planning.model.simulator import simulate
 from flyball_server.planning.planner import predicted
-from flyball_wire.plan import PipelinePlan, Plan, Prediction, clocked_stages
+from flyball_wire.plans.plan import PipelinePlan, Plan, Prediction, clocked_stages
 
 POLICY = "converted"
 _KERNELS = "kernels"

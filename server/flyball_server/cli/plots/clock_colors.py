@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from flyball_server.planning.documents.plan_text import Paint, plan_rows
 from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
 from flyball_server.planning.simulated_plan import SimulatedPlan
-from flyball_wire.command import Arguments, CommandError
+from flyball_wire.command.command import Arguments, CommandError
 
 if TYPE_CHECKING:
     from rich.color import ColorSystem

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flyball_wire.command import CommandError
-from flyball_wire.whole_file import result_file
+from flyball_wire.command.command import CommandError
+from flyball_wire.command.whole_file import result_file
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

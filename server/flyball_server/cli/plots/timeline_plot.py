@@ -28,7 +28,7 @@ from flyball_server.planning.documents.plan_text import LETTERS
 from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
 from flyball_server.planning.model.simulator import Simulation
 from flyball_server.planning.simulated_plan import SimulatedPlan
-from flyball_wire.whole_file import result_file
+from flyball_wire.command.whole_file import result_file
 
 Point = tuple[float, float]
 

@@ -18,7 +18,7 @@ from types import MappingProxyType
 
 from fastapi import APIRouter, HTTPException, Request, Response
 
-from flyball_wire.command import flyball_version
+from flyball_wire.command.command import flyball_version
 
 PAGE = "/"
 # Folder of the page's files; the page refers to them by relative addresses, for proxies with a

@@ -20,7 +20,7 @@ from flyball_server.jobs.versions.plan_versions import HeldVersion, version_of
 from flyball_server.jobs.versions.rank_plans import PlanQuestion
 from flyball_wire import messages, routes
 from flyball_wire.messages import PlanVersion
-from flyball_wire.rank_plan import RankPlan
+from flyball_wire.plans.rank_plan import RankPlan
 
 ROUTER = call_router("ranks")
 

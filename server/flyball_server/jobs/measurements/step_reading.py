@@ -10,7 +10,7 @@ from flyball_server.jobs.measurements.step_pairs import CountingRule, StepKinds
 from flyball_server.jobs.records import FoldPlace, JobRecord, PlanRecord, StepRecord, StepTotals
 from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.jobs.store.sql.job_writer import JobWriter
-from flyball_wire.plan import Plan
+from flyball_wire.plans.plan import Plan
 from flyball_wire.read_models import PredictedIteration
 
 # Time in s for which later steps are posted, after which a step is not waited for. A rank that

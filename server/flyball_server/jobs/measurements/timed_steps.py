@@ -36,7 +36,7 @@ from flyball_server.profiling.iteration_delays import (
     measured_jitter,
 )
 from flyball_wire.messages import InstructionReport
-from flyball_wire.plan import Plan
+from flyball_wire.plans.plan import Plan
 
 # Steps with times of single instructions: fewer in a large pipeline, whose steps are long, and in
 # which a post has this number of instructions.

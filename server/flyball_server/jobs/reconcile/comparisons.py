@@ -20,7 +20,7 @@ from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.jobs.store.sql.job_writer import JobWriter
 from flyball_wire.messages import PlanVersion
-from flyball_wire.plan import Purpose
+from flyball_wire.plans.plan import Purpose
 
 _LOG = logging.getLogger(__name__)
 

@@ -23,8 +23,8 @@ from flyball_server.jobs.replanning.update_and_replan import update_and_replan
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_wire.messages import JobSpec, JobState
-from flyball_wire.plan import Plan
 from flyball_wire.plan_options import plan_options
+from flyball_wire.plans.plan import Plan
 
 # Change of the predicted iteration time, as a share, above which the job is planned again; that of
 # its jitter, absolute and relative; and that of the median delay of its clock changes, s, and as a

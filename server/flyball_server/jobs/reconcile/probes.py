@@ -32,7 +32,7 @@ from flyball_server.profiling.moves import (
 from flyball_server.profiling.observations import ProbeSetup
 from flyball_wire.messages import JobState, MeasurementDetail
 from flyball_wire.online_profiling import ProfilingResult, ProfilingState
-from flyball_wire.plan import Plan
+from flyball_wire.plans.plan import Plan
 
 _LOG = logging.getLogger(__name__)
 

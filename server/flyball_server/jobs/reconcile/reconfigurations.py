@@ -37,7 +37,7 @@ from flyball_server.planning.policies.measured_reconfigure import (
 )
 from flyball_server.planning.policies.reconfigure import reconfigure
 from flyball_wire.messages import Adaptation, MeasurementDetail
-from flyball_wire.plan import Plan, Purpose
+from flyball_wire.plans.plan import Plan, Purpose
 
 # Number of a version's steps that are read: a run that started over has later ones too.
 MOST_STEPS = 64

@@ -27,8 +27,8 @@ from flyball_server.jobs.stragglers.step_ratios import (
     rank_step,
 )
 from flyball_wire.messages import Adaptation
-from flyball_wire.plan import Purpose
 from flyball_wire.plan_options import Effort, Policy
+from flyball_wire.plans.plan import Purpose
 
 # Number of steps within which the next measured step is searched for: steps of an earlier run may
 # be there too, and a step with an absurd number must not end the search.

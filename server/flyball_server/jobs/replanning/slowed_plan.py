@@ -19,7 +19,7 @@ from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.planning.errors import TargetUnreachableError
 from flyball_server.planning.planner import PlanRequest
 from flyball_server.planning.stragglers.slowed_pipelines import SlowedRequest, make_slowed_plan
-from flyball_wire.plan import Plan, Slowdown
+from flyball_wire.plans.plan import Plan, Slowdown
 
 # Targets that are tried after one that cannot be met; a search may miss the time that it named.
 _NUM_NEARER = 2

@@ -17,7 +17,7 @@ from flyball_server.jobs.records import StepDetail, StepRecord
 from flyball_server.planning.documents.recorded_plan import models_of_plan
 from flyball_server.planning.model.simulator import simulate
 from flyball_wire.closed_loop import StragglerReason
-from flyball_wire.plan import Plan
+from flyball_wire.plans.plan import Plan
 
 ClockTimes = Mapping[tuple[str, int, int], float]
 """Profiled times of one stage in s, by (kind, chunk, MHz)."""

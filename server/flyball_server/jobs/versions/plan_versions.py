@@ -26,7 +26,7 @@ from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.jobs.store.sql.job_writer import JobWriter
 from flyball_server.jobs.versions.rank_plans import check_parts_fit
 from flyball_wire.messages import MeasurementDetail, PlanVersion
-from flyball_wire.plan import Plan
+from flyball_wire.plans.plan import Plan
 
 
 def add_version(

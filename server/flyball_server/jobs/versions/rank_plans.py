@@ -35,9 +35,9 @@ from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.kit.lru import Lru
 from flyball_server.planning.documents.predicted_timeline import planned_models
 from flyball_wire.messages import PlanVersion
-from flyball_wire.plan import PipelinePlan, Plan, PlannedInstruction
-from flyball_wire.rank_pipeline import packed_pipeline
-from flyball_wire.rank_plan import (
+from flyball_wire.plans.plan import PipelinePlan, Plan, PlannedInstruction
+from flyball_wire.plans.rank_pipeline import packed_pipeline
+from flyball_wire.plans.rank_plan import (
     MAX_INSTRUCTIONS,
     MAX_PART_BYTES,
     RankPipeline,

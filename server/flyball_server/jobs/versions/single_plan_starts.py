@@ -27,7 +27,7 @@ from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.jobs.store.sql.job_writer import JobWriter
 from flyball_server.jobs.versions.rank_plans import rank_instructions
 from flyball_wire.messages import JobSpec
-from flyball_wire.plan import PlannedInstruction
+from flyball_wire.plans.plan import PlannedInstruction
 
 
 def start_job(

@@ -18,7 +18,8 @@ from flyball_server.planning.errors import PlanningError
 from flyball_wire.closed_loop import NO_RESERVE, ComparedPlan, Reserve
 from flyball_wire.codec import decode
 from flyball_wire.errors import CodecError
-from flyball_wire.plan import (
+from flyball_wire.plan_options import DEFAULT_TARGET
+from flyball_wire.plans.plan import (
     PROBE_POLICY,
     ConsideredSchedule,
     CycleClocks,
@@ -32,7 +33,6 @@ from flyball_wire.plan import (
     StagePrediction,
     check_cycle,
 )
-from flyball_wire.plan_options import DEFAULT_TARGET
 from flyball_wire.read_models import SavingSources
 
 ItemT = TypeVar("ItemT")

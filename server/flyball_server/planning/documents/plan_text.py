@@ -13,7 +13,7 @@ from flyball_profiles.clock_transitions import ClockTransitions
 from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_server.planning.model.simulator import Simulation
 from flyball_wire.closed_loop import Reserve
-from flyball_wire.plan import Plan
+from flyball_wire.plans.plan import Plan
 
 LETTERS = {
     InstructionKind.FORWARD: "F",

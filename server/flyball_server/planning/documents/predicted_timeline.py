@@ -13,7 +13,7 @@ from flyball_server.planning.model.pipeline_model import Assignment, PipelineMod
 from flyball_server.planning.model.simulator import Simulation
 from flyball_server.planning.simulated_plan import SimulatedPlan, simulated_plan
 from flyball_server.planning.stragglers.slowed_pipelines import slowed_model
-from flyball_wire.plan import Plan
+from flyball_wire.plans.plan import Plan
 from flyball_wire.read_models import TimelineRow
 
 

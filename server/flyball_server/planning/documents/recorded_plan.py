@@ -12,7 +12,7 @@ from flyball_server.planning.data_parallel import blocking_power_by_pipeline
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.model.clocked_instructions import ClockRequest
 from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel, build_model
-from flyball_wire.plan import PipelinePlan, Plan, PlannedRequest
+from flyball_wire.plans.plan import PipelinePlan, Plan, PlannedRequest
 
 
 def model_of_plan(

@@ -28,7 +28,7 @@ from flyball_server.planning.planner import (
     model_of_request,
     simulated_choice,
 )
-from flyball_wire.plan import Plan, Slowdown
+from flyball_wire.plans.plan import Plan, Slowdown
 
 
 @dataclass(frozen=True, kw_only=True)

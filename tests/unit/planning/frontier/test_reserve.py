@@ -45,8 +45,8 @@ from flyball_server.planning.planner import make_plan
 from flyball_server.planning.scheduling import schedule_for
 from flyball_server.planning.stragglers.slowed_pipelines import slowed_model
 from flyball_wire.closed_loop import NO_RESERVE, Reserve
-from flyball_wire.plan import Plan, Slowdown
 from flyball_wire.plan_options import MAX_RESERVE
+from flyball_wire.plans.plan import Plan, Slowdown
 
 pytestmark = pytest.mark.slow
 

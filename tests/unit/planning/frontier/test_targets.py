@@ -19,8 +19,8 @@ from flyball_server.planning.frontier.targets import plan_for_target
 from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_server.planning.model.simulator import time_and_energy
 from flyball_server.planning.planner import PlanRequest, make_plan, model_of_request
-from flyball_wire.plan import Plan
 from flyball_wire.plan_options import Effort
+from flyball_wire.plans.plan import Plan
 from flyball_wire.targets import parse_target
 
 pytestmark = pytest.mark.slow

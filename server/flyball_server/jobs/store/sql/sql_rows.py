@@ -23,7 +23,7 @@ from flyball_server.kit.lru import Lru
 from flyball_server.planning.documents.plan_document import plan_document, plan_from_document
 from flyball_wire.messages import JobSpec, JobState, JobStep, MeasurementDetail
 from flyball_wire.options import STORED
-from flyball_wire.plan import Plan
+from flyball_wire.plans.plan import Plan
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter

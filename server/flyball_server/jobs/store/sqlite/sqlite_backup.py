@@ -19,7 +19,7 @@ from flyball_server.jobs.store.sqlite.sqlite_store import (
     sqlite_transaction,
     store_error,
 )
-from flyball_wire.whole_file import whole_file
+from flyball_wire.command.whole_file import whole_file
 
 
 def back_up(database: Path, file: Path) -> None:

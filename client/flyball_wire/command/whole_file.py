@@ -9,7 +9,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
-from flyball_wire.command import CommandError
+from flyball_wire.command.command import CommandError
 
 _PRIVATE, _SHARED = 0o600, 0o666
 

@@ -16,7 +16,7 @@ from flyball_pipeline.schedule import Schedule
 from flyball_pipeline.schedules.explicit import EXPLICIT
 from flyball_pipeline.step_curves import ClockPoint
 from flyball_wire.errors import CodecError
-from flyball_wire.rank_plan import RankPipeline
+from flyball_wire.plans.rank_plan import RankPipeline
 
 N = TypeVar("N", int, float)
 

@@ -1,0 +1,1 @@
+"""Commands, files written whole and child processes, for planner and client."""

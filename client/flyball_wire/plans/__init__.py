@@ -1,0 +1,1 @@
+"""Plans: as they are stored, and as ranks get them."""
