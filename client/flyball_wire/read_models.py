@@ -124,6 +124,7 @@ class PredictedIteration:
             most 64 stages, and only those that meet the target.
         reserve: reserve of the plan.
         saving_sources: saving by source; null: unknown.
+        stragglers_s: part of `baseline_iteration_time_s` that stragglers add, s.
     """
 
     iteration_time_s: float
@@ -135,6 +136,7 @@ class PredictedIteration:
     compared: tuple[ComparedPlan, ...] = ()
     reserve: Reserve = NO_RESERVE
     saving_sources: SavingSources | None = None
+    stragglers_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -413,7 +415,7 @@ class Frontier:
 
 @dataclass(frozen=True, kw_only=True)
 class JobFrontier(Frontier):
-    """A job's time-energy frontier.
+    """A job's time-energy frontier, with its slow GPUs and drifted stages as they are now.
 
     Attributes:
         solve_s: planning time in s.

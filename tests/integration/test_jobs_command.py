@@ -67,7 +67,7 @@ def test_show_has_what_the_job_waits_for(live: LivePlanner) -> None:
     assert text.startswith("waits: awaiting-profile, on emulated GPUs; registered 20")
     assert "2 stages, 3 microbatches, 2 ranks; schedule 1f1b" in text
     assert "blocking power 70 W" in text
-    assert "note: waits for ranks 0, 1 to register" in text
+    assert "note: waits for ranks 0 and 1 to register" in text
     assert "rank 1: stage 1, emulated A100 at node-1, no plan" in jobs("show", "job")
     shown = document("show", "job")
     assert (shown["job_id"], shown["stragglers"]) == ("job", [])

@@ -107,7 +107,7 @@ def test_a_rank_of_another_start_waits_until_that_has_begun_and_holds_nothing_up
             put_start(client, "second", num_stages=3)
             wait_until(lambda: [rank.rank for rank in ranks(planner)] == [1])
             assert state(planner) == "awaiting-profile"
-            assert planner.http.get(JOB).json()["notes"] == ["waits for ranks 0, 2 to register"]
+            assert planner.http.get(JOB).json()["notes"] == ["waits for ranks 0 and 2 to register"]
         kept = planner.http.get(routes.fill(routes.JOB, job_id="job@1")).json()
         assert (kept["state"], kept["newest_version"]) == ("ended", 1)
         # Nobody else can take the name of a run that is kept.

@@ -139,6 +139,7 @@ class Prediction:
         saving_sources: saving by source; None: unknown.
         late_changes_j: energy for clock changes that take effect late, at the same iteration
             time, J.
+        stragglers_s: part of the baseline's iteration time that stragglers add, s.
         stages: predictions by stage, of several pipelines the one's after the other's; empty:
             unknown.
     """
@@ -150,6 +151,7 @@ class Prediction:
     compared: tuple[ComparedPlan, ...] = ()
     saving_sources: SavingSources | None = None
     late_changes_j: float = 0.0
+    stragglers_s: float = 0.0
     stages: tuple[StagePrediction, ...] = ()
 
     @property

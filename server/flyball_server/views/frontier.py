@@ -9,11 +9,14 @@ from flyball_server.jobs.errors import InvalidFieldError, MissingProfileError
 from flyball_server.jobs.records import JobRecord
 from flyball_server.jobs.registry.inspection import require_job
 from flyball_server.jobs.replanning.plan_request import plan_request
+from flyball_server.jobs.replanning.slowed_plan import slowed_request
 from flyball_server.jobs.replanning.solve import SupersededError, solve
 from flyball_server.jobs.services import JobServices, frontier_lock
 from flyball_server.kit.lru import Lru
-from flyball_server.planning.frontier_curve import make_frontier
-from flyball_server.planning.planner import PlanRequest
+from flyball_server.planning.stragglers.slowed_pipelines import (
+    SlowedRequest,
+    make_slowed_frontier,
+)
 from flyball_wire.plan_options import DEFAULT_TARGET, Policy
 from flyball_wire.read_models import JobFrontier
 
@@ -24,14 +27,14 @@ class FrontierMemory:
     """Cache of the newest frontier of each job; the jobs requested longest ago are dropped."""
 
     def __init__(self) -> None:
-        self._solved = Lru[str, tuple[PlanRequest, int, JobFrontier]](MAX_REMEMBERED)
+        self._solved = Lru[str, tuple[SlowedRequest, int, JobFrontier]](MAX_REMEMBERED)
 
-    def find(self, request: PlanRequest, num_points: int, job_id: str) -> JobFrontier | None:
+    def find(self, request: SlowedRequest, num_points: int, job_id: str) -> JobFrontier | None:
         """Return the frontier of exactly this request; None: not in memory."""
         request_of, num_points_of, frontier = self._solved.get(job_id) or (None, 0, None)
         return frontier if (request_of, num_points_of) == (request, num_points) else None
 
-    def keep(self, request: PlanRequest, num_points: int, frontier: JobFrontier) -> None:
+    def keep(self, request: SlowedRequest, num_points: int, frontier: JobFrontier) -> None:
         """Store the job's newest frontier."""
         self._solved.put(frontier.job_id, (request, num_points, frontier))
 
@@ -51,7 +54,7 @@ def known_frontier(
 def get_frontier(
     services: JobServices, memory: FrontierMemory, job_id: str, num_points: int
 ) -> JobFrontier:
-    """Return the job's frontier for its current profile.
+    """Return the job's frontier for its current profile, stragglers and drift.
 
     Raises:
         UnknownJobError: the job does not exist.
@@ -71,32 +74,34 @@ def get_frontier(
                 continue
 
 
-def _request(services: JobServices, job_id: str) -> tuple[JobRecord, PlanRequest]:
+def _request(services: JobServices, job_id: str) -> tuple[JobRecord, SlowedRequest]:
     """Return the current job and the request of its frontier."""
     with services.store.reading() as reader:
         job = require_job(reader, job_id)
         profile = reader.find_profile(job_id)
         loop_state = reader.find_loop_state(job_id)
+        ranks = reader.list_ranks(job_id)
     if profile is None:
         raise MissingProfileError(job_id=job_id)
     # The frontier covers all targets, for one policy and the job's own effort, whatever the current
     # ones are.
     request = plan_request(job.spec, profile, services.gpu_window, loop_state)
-    return job, request.with_options(
+    request = request.with_options(
         policy=Policy.FRONTIER, target=DEFAULT_TARGET, effort=job.spec.effort
     )
+    return job, slowed_request(request, loop_state.inputs, ranks)
 
 
 def _solved(
     services: JobServices,
     memory: FrontierMemory,
     job: JobRecord,
-    request: PlanRequest,
+    request: SlowedRequest,
     num_points: int,
 ) -> JobFrontier:
     started_s = time.perf_counter()
     try:
-        curve = solve(services, job, make_frontier, request, num_points)
+        curve = solve(services, job, make_slowed_frontier, request, num_points)
     except PipelineError as error:
         raise InvalidFieldError(error.field, error.message) from error
     solve_s = time.perf_counter() - started_s

@@ -43,7 +43,10 @@ def job_overview(facts: JobFacts) -> JobOverview:
         delays=facts.delays,
         refused=facts.refused,
         headline=headline_of(
-            savings.versions, facts.prediction, active_version=facts.active_version
+            savings.versions,
+            facts.prediction,
+            active_version=facts.active_version,
+            slow_ranks=facts.slow_ranks,
         ),
         predicted=facts.prediction,
         measured=facts.newest,

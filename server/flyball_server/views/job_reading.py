@@ -22,6 +22,7 @@ from flyball_server.jobs.savings.comparisons import progress_of
 from flyball_server.jobs.savings.savings import JobSavings, savings_of
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.sql.job_reader import JobReader
+from flyball_server.jobs.stragglers.announcements import slow_ranks
 from flyball_server.views.plan_facts import PlanFacts, plan_facts
 from flyball_server.views.planned_delays import planned_delays
 from flyball_wire.closed_loop import ComparisonStatus, MissedTarget, PlannedDelays
@@ -85,6 +86,7 @@ class JobFacts:
         gpu_changes: GPUs that were replaced.
         factors: price and emissions of energy.
         delays: times beside the instructions; None: none.
+        slow_ranks: stragglers that the newest plan counts, rising.
         plan: version in force, or else the newest, by its number.
         active_at: time of the last call of its ranks, UTC.
     """
@@ -109,6 +111,7 @@ class JobFacts:
     gpu_changes: tuple[GpuChange, ...] = ()
     factors: EnergyFactors = NO_FACTORS
     delays: PlannedDelays | None = None
+    slow_ranks: tuple[int, ...] = ()
     active_at: datetime
     read_at_s: float = float("-inf")
     plan: dict[int, PlanFacts] = field(default_factory=dict)
@@ -264,6 +267,7 @@ def _read_job(services: JobServices, reader: JobReader, facts: JobFacts) -> None
     facts.missed = loop_state.missed
     facts.refused = refused_text(loop_state.refused, now)
     facts.delays = planned_delays(job.spec, loop_state.planned_inputs)
+    facts.slow_ranks = slow_ranks(loop_state)
     facts.emulated = is_emulated(job, ranks)
     facts.ranks = RankCounts(
         expected=job.spec.num_expected_ranks,

@@ -18,6 +18,7 @@ from flyball_server.jobs.savings.headline import headline_of
 from flyball_server.jobs.savings.savings import savings_of
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.sql.job_reader import JobReader
+from flyball_server.jobs.stragglers.announcements import slow_ranks
 from flyball_server.views.planned_delays import planned_delays
 from flyball_wire.closed_loop import JobReport, MeasuredSavings, VersionSavings
 from flyball_wire.read_models import PredictedIteration
@@ -60,7 +61,12 @@ def get_report(services: JobServices, job_id: str) -> JobReport:
         factors=services.factors,
         delays=planned_delays(job.spec, loop_state.planned_inputs),
         order_advice=loop_state.order_advice,
-        headline=headline_of(savings.versions, predicted, active_version=summary.active_version),
+        headline=headline_of(
+            savings.versions,
+            predicted,
+            active_version=summary.active_version,
+            slow_ranks=slow_ranks(loop_state),
+        ),
     )
 
 

@@ -158,10 +158,10 @@ def test_of_many_reasons_to_set_no_clocks_three_are_named() -> None:
     whys = ["a", "a", "b", None, "c", "d", "e"]
     ranks = [rank_record(rank, no_clocks=why) for rank, why in enumerate(whys)]
     assert no_clocks_notes([*ranks, rank_record(7, no_clocks="a", has_left=True)]) == [
-        "ranks 0, 1 set no clocks: a",
+        "ranks 0 and 1 set no clocks: a",
         "rank 2 sets no clocks: b",
         "rank 4 sets no clocks: c",
-        "ranks 5, 6 set no clocks either, for other reasons",
+        "ranks 5 and 6 set no clocks either, for other reasons",
     ]
 
 
@@ -198,7 +198,7 @@ def test_a_job_ends_when_its_last_rank_leaves(life: Life) -> None:
     assert life.notes()[-1] == "rank 0 ended before the others"
     leave_rank(life.services, "job", 1)
     leave_rank(life.services, "job", 1)
-    assert life.notes() == ("version 1 waits for ranks 0, 1 to acknowledge it",)
+    assert life.notes() == ("version 1 waits for ranks 0 and 1 to acknowledge it",)
     life.age()
     assert life.state() == JobState.ENDED
     assert life.notes() == ()

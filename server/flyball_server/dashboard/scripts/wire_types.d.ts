@@ -226,6 +226,7 @@ export interface PredictedIteration {
   reserve: Reserve;
   saving_percent: number;
   saving_sources: SavingSources | null;
+  stragglers_s: number;
 }
 
 export interface ProbedPoint {

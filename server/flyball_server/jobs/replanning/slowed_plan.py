@@ -133,15 +133,24 @@ def slowed_plan(
         SupersededError, UnknownJobError, PlanningStoppedError: see `solve`.
     """
     job, inputs = snapshot.job, snapshot.loop_state.inputs
-    slowdowns = planned_slowdowns(inputs, snapshot.ranks)
-    num_pipelines = 1 + max((rank.dp_rank for rank in snapshot.ranks), default=0)
-    slowed = SlowedRequest(request=request, slowdowns=slowdowns, num_pipelines=num_pipelines)
+    slowed = slowed_request(request, inputs, snapshot.ranks)
     digest = _digest(job, slowed)
     made = _made_before(services, snapshot, digest)
     if made is not None:
         return made
     plan = _nearest(services, snapshot, _with_kept_reserve(snapshot, slowed))
     return SlowedPlan(plan=plan, digest=digest, has_own_effort=inputs.effort is None)
+
+
+def slowed_request(
+    request: PlanRequest, inputs: PlanningInputs, ranks: Sequence[RankRecord]
+) -> SlowedRequest:
+    """Return a job's request with the slowdown factors of its inputs."""
+    return SlowedRequest(
+        request=request,
+        slowdowns=planned_slowdowns(inputs, ranks),
+        num_pipelines=1 + max((rank.dp_rank for rank in ranks), default=0),
+    )
 
 
 def _nearest(services: JobServices, snapshot: PlanningSnapshot, slowed: SlowedRequest) -> Plan:

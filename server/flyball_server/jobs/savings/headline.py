@@ -26,13 +26,17 @@ def headline_of(
     predicted: PredictedIteration | None,
     *,
     active_version: int | None,
+    slow_ranks: Sequence[int] = (),
 ) -> Headline | None:
     """Return the measured saving of the newest version with steps, or else the predicted one.
+
+    Time that stragglers add, and not the plan, is said to be theirs.
 
     Args:
         versions: measured savings of the job's versions, rising.
         predicted: prediction for the active version; None: no plan, or one of profiling.
         active_version: newest version with a first step; None: none yet.
+        slow_ranks: stragglers that the active version was planned with, rising.
 
     Returns:
         None: nothing is measured and nothing predicted.
@@ -42,17 +46,58 @@ def headline_of(
     if newest is not None and newest.saving_percent is not None:
         saving, slower = newest.saving_percent, newest.slowdown_percent
         if saving.low is not None and slower is not None and slower.low is not None:
+            is_active = newest.version == active_version
+            theirs = _of_stragglers(newest, predicted) if is_active and slow_ranks else None
             caveats = (*newest.caveats, *_of_another_version(newest.version, active_version))
-            return _headline(saving, slower, is_measured=True, caveats=caveats)
+            if theirs is None or predicted is None:
+                return _headline(saving, slower, is_measured=True, caveats=caveats)
+            return _headline(
+                saving,
+                slower,
+                is_measured=True,
+                caveats=(*caveats, _since_slow(slow_ranks)),
+                because=f", {theirs:.1f} % from {ranks_text(slow_ranks)}",
+                costs_time=_predicted_slowdown(predicted) >= _SAME_TIME_PERCENT,
+            )
     if predicted is None:
         return None
-    slower_percent = 100 * (predicted.iteration_time_s / predicted.baseline_iteration_time_s - 1)
     return _headline(
         _exactly(predicted.saving_percent),
-        _exactly(slower_percent),
+        _exactly(_predicted_slowdown(predicted)),
         is_measured=False,
         caveats=_why_predicted(newest),
     )
+
+
+def _predicted_slowdown(predicted: PredictedIteration) -> float:
+    """Return the time that a plan adds to that of the job as it is, stragglers included, %."""
+    return 100 * (predicted.iteration_time_s / predicted.baseline_iteration_time_s - 1)
+
+
+def _of_stragglers(newest: MeasuredSavings, predicted: PredictedIteration | None) -> float | None:
+    """Return the part of a measured slowdown that is the stragglers', in points; None: none is.
+
+    It is theirs where the baseline was measured without them: where the slowdown is nearer to that
+    of plan and stragglers together than to that of the plan alone.
+    """
+    slower = newest.slowdown_percent
+    if predicted is None or slower is None or newest.baseline != BaselineOrigin.APART:
+        return None
+    without_s = predicted.baseline_iteration_time_s - predicted.stragglers_s
+    theirs = 100 * predicted.stragglers_s / without_s
+    alone = _predicted_slowdown(predicted)
+    together = 100 * (predicted.iteration_time_s / without_s - 1)
+    if not _is_told(slower) or abs(slower.mean - together) >= abs(slower.mean - alone):
+        return None
+    return min(theirs, slower.mean)
+
+
+def _since_slow(slow_ranks: Sequence[int]) -> str:
+    are = "is a straggler" if len(slow_ranks) == 1 else "are stragglers"
+    return (
+        f"{ranks_text(slow_ranks)} {are} now and {'was' if len(slow_ranks) == 1 else 'were'} none"
+        " in the baseline; a comparison measures the job as it is."
+    ).capitalize()
 
 
 def _exactly(percent: float) -> Estimate:
@@ -60,7 +105,13 @@ def _exactly(percent: float) -> Estimate:
 
 
 def _headline(
-    saving: Estimate, slower: Estimate, *, is_measured: bool, caveats: tuple[str, ...]
+    saving: Estimate,
+    slower: Estimate,
+    *,
+    is_measured: bool,
+    caveats: tuple[str, ...],
+    because: str = "",
+    costs_time: bool = True,
 ) -> Headline:
     energy_text = (
         f"{_change(scaled(saving, -1))} energy{_bounds(saving)}"
@@ -70,12 +121,12 @@ def _headline(
     time_text = _time_text(slower)
     tone = HeadlineTone.NONE
     if _is_change(saving):
-        is_slower = _is_change(slower) and slower.mean >= _SAME_TIME_PERCENT
+        is_slower = costs_time and _is_change(slower) and slower.mean >= _SAME_TIME_PERCENT
         gain = HeadlineTone.TRADE if is_slower else HeadlineTone.GAIN
         tone = gain if saving.mean > 0 else HeadlineTone.LOSS
     return Headline(
-        text=f"{energy_text} {time_text}{_bounds(slower) if _is_told(slower) else ''}",
-        time_text=time_text,
+        text=f"{energy_text} {time_text}{_bounds(slower) if _is_told(slower) else ''}{because}",
+        time_text=time_text + because,
         tone=tone,
         is_measured=is_measured,
         caveats=caveats,

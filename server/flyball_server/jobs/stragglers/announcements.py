@@ -131,6 +131,12 @@ def slowdowns_at(loop_state: JobLoopState, unix_s: float) -> tuple[RankSlowdown,
     return tuple(slowdowns[rank] for rank in sorted(slowdowns))
 
 
+def slow_ranks(loop_state: JobLoopState) -> tuple[int, ...]:
+    """Return the stragglers that the newest plan counts, rising."""
+    planned = loop_state.planned_inputs.rank_slowdowns
+    return tuple(sorted(slowed.rank for slowed in planned if slowed.slowdown > 1))
+
+
 def forget_measured_slowdowns(services: JobServices, writer: JobWriter, job_id: str) -> None:
     """Drop the slowdowns that were measured against a replaced profile."""
     loop_state = writer.find_loop_state(job_id).evolve(detected=())
