@@ -21,7 +21,7 @@ from flyball_wire.closed_loop import (
     Reserve,
 )
 from flyball_wire.energy_factors import EnergyFactors
-from flyball_wire.messages import JobState
+from flyball_wire.messages import JobCondition, JobState
 from flyball_wire.strictness import Sent
 
 
@@ -192,8 +192,7 @@ class JobOverview:
         is_caught_up: true if these figures include all of the job's steps.
         last_seen_at: time of the ranks' last heartbeat, ISO 8601, UTC.
         delays: times beside the instructions, as in JobReport; null: none.
-        refused: a registration of the job or a rank that was refused lately, and why; null: none,
-            or one was taken since.
+        condition: trouble that `state` does not say; null: none.
     """
 
     job_id: str
@@ -228,7 +227,7 @@ class JobOverview:
     saved_of_j: float | None = None
     factors: EnergyFactors = field(default_factory=EnergyFactors)
     delays: PlannedDelays | None = None
-    refused: str | None = None
+    condition: JobCondition | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -202,6 +202,41 @@ def test_a_row_has_its_jobs_progress(
 
 
 @pytest.mark.parametrize(
+    ("changes", "badge", "note", "has_sign"),
+    [
+        ({}, "\u25cfplanned", "runs v1", False),
+        (
+            {"condition": {"name": "slow GPU", "action": "rank 2 is slow"}},
+            "\u25bcslow GPU",
+            "rank 2 is slow",
+            True,
+        ),
+        (
+            {"condition": {"name": "steps differ", "action": None}},
+            "\u2248steps differ",
+            "runs v1",
+            False,
+        ),
+        (
+            {"state": "planning-failed", "problem": "no plan"},
+            "\u25b2planning-failed",
+            "no plan",
+            True,
+        ),
+    ],
+)
+def test_a_row_says_what_hides_behind_its_state_and_has_a_sign_where_someone_has_to_act(
+    modules: Modules, changes: dict[str, object], badge: str, note: str, has_sign: bool
+) -> None:
+    code = """
+      const cell = m.jobCells(job, new Date())[1];
+      return [cell.querySelector(".badge").textContent, cell.querySelector(".note").textContent,
+              cell.querySelector(".to-do") !== null];
+    """
+    assert modules.run("jobs_row", code, job=job(**changes)) == [badge, note, has_sign]
+
+
+@pytest.mark.parametrize(
     ("changes", "marked"),
     [
         # Job, state, GPUs; time, energy, saved; the gap, whose column says that it is predicted.
@@ -231,7 +266,7 @@ def test_a_saving_is_never_shown_without_its_time_and_caveats(modules: Modules, 
       const cell = m.jobCells(job, new Date())[5];
       const figure = cell.querySelector(".figure");
       return [figure.className, cell.querySelector(".bar-value").parentNode.classList[1],
-              cell.querySelector(".caveat").title, cell.textContent];
+              cell.querySelector(".note[title]").title, cell.textContent];
     """
     shown = job(
         measured=measured(2.0, 600.0),

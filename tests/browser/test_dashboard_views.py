@@ -67,6 +67,29 @@ def test_keys_search_and_sort_the_table(planner: LivePlanner, dashboard: Dashboa
     expect(page.get_by_role("region", name="Real GPUs")).to_contain_text("of 2 jobs")
 
 
+def test_jobs_are_filtered_by_the_state_that_is_shown(
+    planner: LivePlanner, dashboard: Dashboard
+) -> None:
+    put_running_job(planner)
+    planner.put_job("waits").raise_for_status()
+    slow = {"rank": 1, "slowdown": 1.2}
+    path = routes.fill(routes.STRAGGLERS, job_id="job")
+    planner.http.post(path, json=slow).raise_for_status()
+    page = dashboard.open().page
+    states = page.get_by_role("group", name="Jobs by state").get_by_role("button")
+    expect(states).to_have_text(["all2", "slow GPU1", "awaiting-profile1"])
+    states.nth(1).click()
+    expect(dashboard.rows).to_have_count(1)
+    expect(dashboard.row("job")).to_contain_text("slow GPU")
+    expect(page.locator(".page-head")).to_contain_text("1 of 2 jobs")
+    expect(states.nth(1)).to_be_focused()
+    page.get_by_role("searchbox").fill("slow")
+    expect(states).to_have_text(["all1", "slow GPU1"])
+    expect(dashboard.rows).to_have_count(1)
+    legend = page.get_by_role("list", name="Colours of measured savings")
+    expect(legend).to_contain_text("saves, takes longer")
+
+
 # ------------------------------------------------------------------ one job
 
 

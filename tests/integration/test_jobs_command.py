@@ -114,7 +114,10 @@ def test_a_straggler_is_announced_listed_and_withdrawn(live: LivePlanner) -> Non
     assert line.startswith("rank 1: 1.2 times as slow as profiled, announced (slow), from 20")
     assert f"until {until}" in line
     assert document("straggler", "job")[0]["slowdown"] == 1.2
-    assert "straggler rank 1: 1.2 times" in jobs("show", "job")
+    shown = jobs("show", "job")
+    assert shown.startswith("job: slow GPU, on emulated GPUs")
+    assert "straggler rank 1: 1.2 times" in shown
+    assert "\njob    slow GPU  " in jobs("list")
     assert jobs("straggler", "job", "1", "--withdraw") == "no stragglers\n"
     assert answered(live, "job/stragglers") == []
 

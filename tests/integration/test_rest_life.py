@@ -99,7 +99,9 @@ def test_a_rank_of_another_start_waits_until_that_has_begun_and_holds_nothing_up
                 notes = planner.http.get(JOB).json()["notes"]
                 assert any("refused a registration from node-0" in note for note in notes)
                 overview = client.get_overview().jobs[0]
-                assert (overview.refused or "").startswith("refused a registration from node-0")
+                assert overview.condition is not None
+                assert overview.condition.name == "refused"
+                assert (overview.condition.action or "").startswith("refused a registration from")
                 assert early.active_version is None
                 assert [rank.has_left for rank in ranks(planner)] == [False, False]
         with session(planner, 1, "second"):

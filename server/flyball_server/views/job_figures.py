@@ -41,7 +41,7 @@ def job_overview(facts: JobFacts) -> JobOverview:
         saved_of_j=savings.saved_of_j,
         factors=facts.factors,
         delays=facts.delays,
-        refused=facts.refused,
+        condition=facts.condition,
         headline=headline_of(
             savings.versions,
             facts.prediction,

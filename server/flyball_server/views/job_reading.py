@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from flyball_server.jobs.lifecycle.job_life import is_emulated, is_gone, last_sign, refused_text
+from flyball_server.jobs.lifecycle.condition import condition_of
+from flyball_server.jobs.lifecycle.job_life import is_emulated, is_gone, last_sign
 from flyball_server.jobs.loop_state import GpuChange
 from flyball_server.jobs.measurements.step_fold import StepFold
 from flyball_server.jobs.measurements.step_reading import new_fold, read_settled
@@ -27,7 +28,7 @@ from flyball_server.views.plan_facts import PlanFacts, plan_facts
 from flyball_server.views.planned_delays import planned_delays
 from flyball_wire.closed_loop import ComparisonStatus, MissedTarget, PlannedDelays
 from flyball_wire.energy_factors import NO_FACTORS, EnergyFactors
-from flyball_wire.messages import PlanVersion
+from flyball_wire.messages import JobCondition, PlanVersion
 from flyball_wire.plans.plan import StagePrediction
 from flyball_wire.read_models import MeasuredIteration, PredictedIteration
 
@@ -82,7 +83,7 @@ class JobFacts:
             or one of profiling.
         comparison: progress of the newest comparison.
         missed: target that the newest plan misses; None: it meets its target.
-        refused: line on a registration that was refused lately; None: none was.
+        condition: trouble that the job's state does not say; None: none.
         gpu_changes: GPUs that were replaced.
         factors: price and emissions of energy.
         delays: times beside the instructions; None: none.
@@ -107,7 +108,7 @@ class JobFacts:
     options: tuple[str, str] | None = None
     comparison: ComparisonStatus
     missed: MissedTarget | None = None
-    refused: str | None = None
+    condition: JobCondition | None = None
     gpu_changes: tuple[GpuChange, ...] = ()
     factors: EnergyFactors = NO_FACTORS
     delays: PlannedDelays | None = None
@@ -265,7 +266,7 @@ def _read_job(services: JobServices, reader: JobReader, facts: JobFacts) -> None
     now = services.now()
     loop_state = reader.find_loop_state(job.job_id)
     facts.missed = loop_state.missed
-    facts.refused = refused_text(loop_state.refused, now)
+    facts.condition = condition_of(job, ranks, loop_state, now=now, times=services.life)
     facts.delays = planned_delays(job.spec, loop_state.planned_inputs)
     facts.slow_ranks = slow_ranks(loop_state)
     facts.emulated = is_emulated(job, ranks)

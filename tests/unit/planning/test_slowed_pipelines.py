@@ -285,6 +285,12 @@ def test_a_plan_says_how_much_of_its_baseline_is_stragglers() -> None:
     drift = Slowdown(stage=1, slowdown=1.5)
     drifted = planned(slowed_request(equal_profile(2), drift, num_microbatches=2))
     assert drifted.predicted.stragglers_s == 0.0
+    # Its only rank is a straggler: what its stage has drifted by is the rank's.
+    alone = Slowdown(stage=1, slowdown=1.1, dp_rank=0)
+    both = planned(slowed_request(equal_profile(2), drift, alone, num_microbatches=2))
+    as_profiled_s = 9.0
+    beyond_s = both.predicted.baseline_iteration_time_s - as_profiled_s
+    assert both.predicted.stragglers_s == pytest.approx(beyond_s)
 
 
 def test_a_frontier_begins_at_the_time_of_the_slowest_pipeline() -> None:

@@ -33,7 +33,7 @@ def is_kept(job: Running, missed: MissedTarget | None) -> bool:
     assert job.plan.target == (DEADLINE if missed is None else missed.nearest)
     assert job.plan.predicted.energy_j < job.plan.predicted.baseline_energy_j
     is_said = missed is not None and missed.text in notes(job.services, summary)
-    return summary.missed == missed and is_said is (missed is not None)
+    return summary.loop_state.missed == missed and is_said is (missed is not None)
 
 
 def test_a_straggler_or_a_new_profile_leaves_the_nearest_plan_and_its_end_the_target() -> None:
@@ -80,7 +80,7 @@ def test_a_target_that_cannot_be_met_when_it_is_set_is_refused() -> None:
     job.announce(1, 1.2)
     job.settle()
     summary = get_job(job.services, "job")
-    assert (summary.job.state, summary.missed) == (JobState.PLANNING_FAILED, None)
+    assert (summary.job.state, summary.loop_state.missed) == (JobState.PLANNING_FAILED, None)
     assert job.newest == before
 
 

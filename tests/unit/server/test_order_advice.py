@@ -72,7 +72,7 @@ def test_a_planned_job_is_compared_once_and_says_so_in_notes_and_report(
     assert advice is not None
     assert (advice.schedule, advice.line) == ("envpipe", "run [1,0]")
     summary = get_job(job.services, "job")
-    assert summary.order_advice == get_report(job.services, "job").order_advice == advice
+    assert summary.loop_state.order_advice == get_report(job.services, "job").order_advice == advice
     assert notes(job.services, summary)[0] == advice.text
     assert summary.newest_version == 1  # nothing is changed
 

@@ -2,7 +2,7 @@
 
 import { make, setChildren, setText } from "./elements.js";
 import { clockTime, count, jobTarget, joules, percent, seconds } from "./format.js";
-import { emulatedBadge, isOver, progressText, stateBadge } from "./job_words.js";
+import { emulatedBadge, isOver, progressText, shapeText, stateBadge, stateText, toDo } from "./job_words.js";
 
 /**
  * @import { PanelContext } from "./job_page.js"
@@ -33,10 +33,11 @@ export class JobHead {
   update(state) {
     const { overview, notes } = state;
     setText(this.progress, progressText(overview, new Date()));
-    this.problem.hidden = overview.problem === null;
-    setText(this.problem, overview.problem ?? "");
+    const action = toDo(overview);
+    this.problem.hidden = action === null;
+    setText(this.problem, action ?? "");
     const entries = facts(state);
-    const shown = JSON.stringify([entries, notes, overview.state, overview.emulated]);
+    const shown = JSON.stringify([entries, notes, stateText(overview), overview.emulated]);
     if (shown === this.shown) return;
     this.shown = shown;
     setChildren(this.badges, stateBadge(overview), overview.emulated ? emulatedBadge() : null);
@@ -52,11 +53,10 @@ export class JobHead {
 /** @param {JobPageState} state @returns {[string, string][]} */
 function facts(state) {
   const job = state.overview;
-  const size = `${job.num_stages} stages \u00d7 ${job.num_microbatches} microbatches`;
   /** @type {[string, string][]} */
   const found = [
     ["GPUs present", `${count(job.num_present)} of ${count(job.num_ranks)}`],
-    ["Pipeline", `${size}, ${job.schedule}`],
+    ["Pipeline", `${shapeText(job)}, ${job.schedule}`],
     ["Policy", job.policy],
     ["Target", targetFact(job, state.timetable)],
     ["Plan", planText(job, state)],

@@ -31,6 +31,8 @@ export interface ComparisonStatus {
   version: number | null;
 }
 
+export type ConditionName = "no ranks" | "ranks missing" | "refused" | "no clocks" | "slow GPU" | "steps differ";
+
 export type DelaySource = "given" | "measured";
 
 export interface Deviation {
@@ -76,6 +78,11 @@ export interface Headline {
 
 export type HeadlineTone = "gain" | "trade" | "loss" | "none";
 
+export interface JobCondition {
+  action: string | null;
+  name: ConditionName;
+}
+
 export interface JobFrontier {
   baseline: ComparedPlan;
   constant: ComparedPlan[];
@@ -90,6 +97,7 @@ export interface JobFrontier {
 
 export interface JobOverview {
   active_version: number | null;
+  condition: JobCondition | null;
   created_at: string;
   delays: PlannedDelays | null;
   deviations: Deviation[];
@@ -114,7 +122,6 @@ export interface JobOverview {
   policy: string;
   predicted: PredictedIteration | null;
   problem: string | null;
-  refused: string | null;
   saved_j: Estimate | null;
   saved_of_j: number | null;
   saving_percent: Estimate | null;

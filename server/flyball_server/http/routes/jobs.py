@@ -135,4 +135,4 @@ async def _planned_view(
 
 
 def _view(state: PlannerState, summary: inspection.JobSummary) -> messages.JobView:
-    return job_view(summary, inspection.notes(state.services, summary))
+    return job_view(state.services, summary)

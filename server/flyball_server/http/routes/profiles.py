@@ -86,7 +86,7 @@ async def put_profile(request: Request, state: State, job_id: JobId) -> messages
     body = await request.body()
     stored = await run_in_threadpool(_read_and_put, state, job_id, kind, body)
     summary = await state.plan_coalescer.planned(stored, JobInput.PROFILE)
-    return job_view(summary, await run_in_threadpool(inspection.notes, state.services, summary))
+    return await run_in_threadpool(job_view, state.services, summary)
 
 
 @ROUTER.get(

@@ -94,8 +94,7 @@ def make_slowed_plan(slowed: SlowedRequest, report: PhaseReport = lambda _: None
         plan = simulated_choice(request, models, choose_clocks(request, *models)).plan
     else:
         plan = plan_models(request, models, report, dp_ranks=tuple(classes.values())).plan
-    drifts = [each for each in slowed.slowdowns if each.dp_rank is None]
-    drifted = slowed_model(model, drifts, share=1.0)
+    drifted = slowed_model(model, _without_stragglers(slowed), share=1.0)
     without_s, _ = time_and_energy(drifted, drifted.baseline())
     stragglers_s = max(0.0, plan.predicted.baseline_iteration_time_s - without_s)
     return replace(
@@ -107,6 +106,16 @@ def make_slowed_plan(slowed: SlowedRequest, report: PhaseReport = lambda _: None
             for pipeline, of_class in zip(plan.pipelines, classes, strict=True)
         ),
     )
+
+
+def _without_stragglers(slowed: SlowedRequest) -> list[Slowdown]:
+    """Return the drifts; of a single pipeline, one of a straggler's stage is the straggler's."""
+    theirs = {
+        each.stage
+        for each in slowed.slowdowns
+        if each.dp_rank is not None and slowed.num_pipelines == 1
+    }
+    return [each for each in slowed.slowdowns if each.dp_rank is None and each.stage not in theirs]
 
 
 def make_slowed_frontier(slowed: SlowedRequest, num_points: int) -> Frontier:
