@@ -43,9 +43,9 @@ def test_the_figures_name_the_steps_that_did_not_run_as_planned(
     put_steps(planner, 12, 32, time_s=1.8, num_overruns=3)
     open_job(browser_page, planner)
     remarks = browser_page.locator(".deviations li")
-    expect(remarks.first).to_contain_text("60 overruns in 20 of 29 counted steps")
-    expect(remarks.first).to_contain_text("9 steps on the plan had none.")
-    expect(remarks.last).to_contain_text("Left out: 1 step, the first after a change of version")
+    expect(remarks.first).to_contain_text("In 20 of 29 counted steps")
+    expect(remarks.first).to_contain_text("9 other steps on the plan had none.")
+    expect(remarks.last).to_contain_text("1 step left out: the first after a change of version")
 
 
 def target_of(planner: LivePlanner) -> str:

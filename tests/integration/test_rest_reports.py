@@ -49,9 +49,7 @@ def test_who_sets_no_clocks_is_in_the_notes_and_the_report_until_the_next_step_t
     planner.post_steps(0, 4, no_clocks=why)
     assert said()[0] == [f"ranks 0 and 1 set no clocks: {why}"]
     deviations = report(planner)["versions"][0]["deviations"]
-    assert [each["text"] for each in deviations] == [
-        "Left out: 1 step in which a rank set no clocks."
-    ]
+    assert [each["text"] for each in deviations] == ["1 step left out: a rank set no clocks."]
     planner.post_steps(0, 5, plan_version=1)
     planner.post_steps(1, 5, plan_version=1)
     assert said() == ([], [], [None, None])

@@ -248,7 +248,7 @@ class ShapeChange:
     after_version: int
 
     def __str__(self) -> str:
-        return f"runs {self.num_microbatches} microbatches a step, after {self.num_before}"
+        return f"runs {self.num_microbatches} microbatches a step, {self.num_before} before"
 
 
 @dataclass(frozen=True, kw_only=True)

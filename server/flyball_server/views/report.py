@@ -46,6 +46,7 @@ def get_report(services: JobServices, job_id: str) -> JobReport:
         time_s=savings.time_s,
         energy_j=savings.energy_j,
         saved_j=savings.saved_j,
+        num_profiling_steps=None if profiling is None else profiling.num_steps,
         profiling_time_s=None if profiling is None else profiling.extra_time_s,
         profiling_energy_j=None if profiling is None else profiling.extra_energy_j,
         versions=tuple(_version_savings(savings.versions, fold)),

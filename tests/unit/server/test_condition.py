@@ -57,7 +57,7 @@ def found(
             NOTHING,
             [HERE[0], HERE[1].evolve(last_seen_at=SILENT)],
             "ranks missing",
-            "rank 1 silent for 90 s",
+            "rank 1 has been silent for 90 s",
         ),
         (
             NOTHING.evolve(detected=TWO_SLOW),

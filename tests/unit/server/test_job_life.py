@@ -139,7 +139,7 @@ def test_a_rank_that_dies_is_told_of_and_the_version_in_force_stays(life: Life) 
     assert (summary.newest_version, summary.active_version) == (2, 1)
     assert life.notes() == (
         "version 2 waits for rank 1 to acknowledge it",
-        "rank 1 silent for 90 s: a new version waits until it registers again",
+        "rank 1 has been silent for 90 s: a new version waits until it registers again",
     )
     life.pass_time(91)
     waits, silence = life.notes()
@@ -410,7 +410,7 @@ def test_the_same_start_may_run_other_microbatches_and_is_planned_for_them(life:
     assert summary.job.registered == ramped
     assert [rank.has_left for rank in summary.ranks] == [False, False]
     (note,) = [each for each in life.notes() if "microbatches" in each]
-    assert note.startswith("runs 8 microbatches a step, after ")
+    assert note.startswith("runs 8 microbatches a step, ")
     for rank in (0, 1):
         acknowledge(life.services, "job", rank, version=3, current_step=9)
     assert not [each for each in life.notes() if "microbatches" in each]

@@ -52,7 +52,7 @@ export function createFiguresPanel(element) {
       setChildren(headline, ...headlineOf(overview));
       setChildren(heroes, ...heroFigures(overview));
       delays.hidden = overview.delays === null;
-      setText(delays, `Planned beside the instructions: ${overview.delays?.text ?? ""}.`);
+      setText(delays, `Beside the instructions the plan counts ${overview.delays?.text ?? ""}.`);
       deviations.hidden = overview.deviations.length === 0;
       setChildren(deviations, ...overview.deviations.map(({ text }) => make("li", text)));
       setChildren(head, ...headRows(overview));

@@ -141,6 +141,7 @@ export interface JobReport {
   headline: Headline | null;
   job_id: string;
   notes: string[];
+  num_profiling_steps: number | null;
   num_ranks: number;
   num_steps: number;
   num_unknown_steps: number;

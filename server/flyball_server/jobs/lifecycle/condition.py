@@ -12,6 +12,7 @@ from flyball_server.jobs.lifecycle.job_life import (
     last_sign,
     no_clocks_notes,
     refused_text,
+    silence_text,
 )
 from flyball_server.jobs.loop_state import JobLoopState
 from flyball_server.jobs.records import JobRecord, RankRecord, ranks_text
@@ -53,8 +54,8 @@ def condition_of(
     if silent:
         return JobCondition(
             name=ConditionName.RANKS_MISSING,
-            action=f"{ranks_text(silent)} silent for {times.rank_silence_s:g} s: a new version"
-            " waits until it registers again",
+            action=f"{silence_text(silent, times)}: see the training's log; no new version takes"
+            " effect meanwhile",
         )
     without_clocks = no_clocks_notes(ranks)
     if without_clocks:
