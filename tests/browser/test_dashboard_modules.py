@@ -343,23 +343,6 @@ def test_a_reserve_is_shown_with_its_cost_or_as_not_chosen(modules: Modules) -> 
         assert shown[-1].startswith(f"Reserve for noise0.39 %{text}")
 
 
-def test_savings_with_fixed_clocks_stand_beside_those_of_the_plan(modules: Modules) -> None:
-    compared = [
-        {"name": "constant", "iteration_time_s": 1.9, "energy_j": 630.0},
-        {"name": "global", "iteration_time_s": 1.9, "energy_j": 693.0},
-    ]
-    shown = modules.run(
-        "figures_panel", FIGURES, job=job(predicted={**PREDICTED, "compared": compared})
-    )
-    assert shown[-1] == (
-        "Saving with one clock per stage, predicted10.0 %one clock for all stages: 1.0 %"
-    )
-    # Other policies than frontier are compared with nothing.
-    assert (
-        len(modules.run("figures_panel", FIGURES, job=job(predicted=PREDICTED))) == len(shown) - 1
-    )
-
-
 def test_times_beside_the_instructions_are_shown_with_their_origin(modules: Modules) -> None:
     code = """
       const element = document.createElement("section");

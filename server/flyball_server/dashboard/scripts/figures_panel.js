@@ -29,6 +29,7 @@ const KINDS = ["measured", "predicted"];
 /** @param {HTMLElement} element @returns {Panel} */
 export function createFiguresPanel(element) {
   const headline = make("div.headline");
+  const more = make("summary");
   const heroes = make("div.heroes");
   const { frame, table, body } = makeTable("Figures of an iteration", {
     selector: "table.figures",
@@ -41,7 +42,9 @@ export function createFiguresPanel(element) {
   const deviations = make("ul.deviations");
   const delays = make("p.note.delays");
   const title = make("h2.visually-hidden", "Figures");
-  setChildren(element, title, headline, heroes, deviations, frame, delays);
+  const caveats = make("ul.deviations");
+  const folded = make("details.more-figures", more, caveats, heroes, frame, deviations, delays);
+  setChildren(element, title, headline, folded);
   let shown = "";
   return {
     update({ overview }) {
@@ -50,6 +53,9 @@ export function createFiguresPanel(element) {
       shown = content;
       setText(caption, captionOf(overview));
       setChildren(headline, ...headlineOf(overview));
+      const sentences = overview.headline?.caveats ?? [];
+      setChildren(caveats, ...sentences.map((caveat) => make("li", caveat)));
+      setText(more, moreText(overview, sentences.length + overview.deviations.length));
       setChildren(heroes, ...heroFigures(overview));
       delays.hidden = overview.delays === null;
       setText(delays, `Beside the instructions the plan counts ${overview.delays?.text ?? ""}.`);
@@ -83,8 +89,18 @@ function headlineOf({ headline, emulated }) {
       make("strong.figure", headline.text),
       make("small.tag", how),
     ),
-    ...headline.caveats.map((caveat) => make("p.caveat", caveat)),
   ];
+}
+
+/** Return what the folded figures come to. @param {JobOverview} job @param {number} numNotes */
+function moreText({ saved_j, predicted }, numNotes) {
+  return [
+    saved_j ? `${wattHours(saved_j.mean)} saved so far` : "figures of an iteration",
+    predicted ? `plan ${gapWord(predicted.gap_percent)}` : "",
+    numNotes === 0 ? "" : counted(numNotes, "note"),
+  ]
+    .filter(Boolean)
+    .join("; ");
 }
 
 /** @param {JobOverview} job */
@@ -98,7 +114,6 @@ function heroFigures({ saved_j: saved, saved_of_j, factors, predicted }) {
     ),
     gapHero(predicted?.gap_percent ?? null),
     ...reserveHero(predicted),
-    ...fixedClocksHero(predicted),
   ];
 }
 
@@ -123,40 +138,13 @@ function reserveHero(predicted) {
   ];
 }
 
-/** The gap as a word, with its explanation behind it. @param {number | null} gap_percent */
+/** @param {number | null} gap_percent */
 function gapHero(gap_percent) {
   const why =
     gap_percent === null
-      ? "Only policy frontier proves how little energy any plan could need."
-      : `This plan is predicted to need ${percent(gap_percent, { digits: 2 })} more energy than the ` +
-        "proven lower bound for its iteration time: no plan could save more than that.";
-  return make(
-    "details.hero.gap",
-    make("summary", make("span.hero-name", "Plan"), make("span.figure.hero-figure", gapWord(gap_percent))),
-    make("span.note", why),
-  );
-}
-
-/**
- * Return what fixed clocks would save: what the plan has to beat.
- * @param {PredictedIteration | null} predicted
- */
-function fixedClocksHero(predicted) {
-  if (predicted === null || predicted.compared.length === 0) return [];
-  const savings = new Map(
-    predicted.compared.map(({ name, energy_j }) => [
-      name,
-      percent(100 * (1 - energy_j / predicted.baseline_energy_j)),
-    ]),
-  );
-  const ofAll = savings.get("global");
-  return [
-    hero(
-      "Saving with one clock per stage, predicted",
-      savings.get("constant") ?? percent(null),
-      ofAll === undefined ? "clocks that never change" : `one clock for all stages: ${ofAll}`,
-    ),
-  ];
+      ? "only policy frontier proves how little energy any plan could need"
+      : `needs at most ${percent(gap_percent, { digits: 2 })} more energy than any plan as fast`;
+  return hero("Plan", gapWord(gap_percent), why);
 }
 
 /** @param {Estimate} estimate @param {(value: number) => string} format */

@@ -1,7 +1,7 @@
 // Head of a job's page: name, state, target, plan and notes.
 
 import { make, setChildren, setText } from "./elements.js";
-import { clockTime, count, jobTarget, joules, percent, seconds } from "./format.js";
+import { clockTime, count, counted, jobTarget, joules, percent, seconds } from "./format.js";
 import { emulatedBadge, isOver, progressText, shapeText, stateBadge, stateText, toDo } from "./job_words.js";
 
 /**
@@ -18,7 +18,7 @@ export class JobHead {
     this.progress = make("span.note");
     this.facts = make("dl.facts");
     this.problem = make("p.problem", { role: "alert", hidden: true });
-    this.notes = make("ul.notes", { "aria-label": "Notes", hidden: true });
+    this.notes = make("details.notes", { hidden: true });
     this.shown = "";
     setChildren(
       element,
@@ -46,7 +46,8 @@ export class JobHead {
       ...entries.map(([name, text]) => make("div", make("dt", name), make("dd", text))),
     );
     this.notes.hidden = notes.length === 0;
-    setChildren(this.notes, ...notes.map((note) => make("li", note)));
+    const summary = make("summary", counted(notes.length, "note"));
+    setChildren(this.notes, summary, make("ul", ...notes.map((note) => make("li", note))));
   }
 }
 

@@ -156,7 +156,6 @@ export class JobsPage {
     const content = JSON.stringify([...counts, this.state]);
     if (content === this.shownStates) return;
     this.shownStates = content;
-    const hadFocus = this.states.contains(document.activeElement);
     const buttons = [...counts].map(([state, number]) =>
       make(
         "button.state",
@@ -167,7 +166,6 @@ export class JobsPage {
     );
     setChildren(this.states, ...buttons);
     this.states.hidden = counts.size < 3 && this.state === "";
-    if (hadFocus) this.states.querySelector("button")?.focus();
   }
 
   /** @param {string} state */
@@ -385,12 +383,7 @@ function powerNote(all) {
 
 /** @param {string} name @param {string} figure @param {string} note */
 function entry(name, figure, note) {
-  return make(
-    "div.total",
-    make("dt", name),
-    make("dd.figure", figure),
-    make("dd.note", note),
-  );
+  return make("div.total", make("dt", name), make("dd.figure", figure), make("dd.note", note));
 }
 
 /** @param {(number | null)[]} values */
