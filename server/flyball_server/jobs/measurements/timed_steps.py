@@ -185,7 +185,7 @@ def delays_of_steps(
                 [
                     (began_s, computed_s)
                     for of_stage in pipeline
-                    for *_, began_s, computed_s, _, _ in of_stage
+                    for _, _, _, began_s, computed_s, *_ in of_stage
                 ]
                 for pipeline in of_step
             ]
@@ -268,7 +268,7 @@ def _reports(
 def _is_as_ordered(schedule: Schedule, stage: int, reports: _Reports) -> bool:
     times = [
         StageInstructionTimes(kind, microbatch, chunk, received_s, computed_s)
-        for kind, microbatch, chunk, _, computed_s, received_s, _ in reports
+        for kind, microbatch, chunk, _, computed_s, received_s, *_ in reports
     ]
     # Without a recorded end an instruction has no time.
     return is_as_ordered(schedule, stage, times) and all(one.computed_s > 0 for one in times)
