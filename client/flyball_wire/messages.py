@@ -128,6 +128,16 @@ class JobSpec(PlanOptions):
     adaptation: Annotated[Adaptation, Option("effect of measurements on the plan")] = (
         Adaptation.ANNOUNCED
     )
+    max_work_error: Annotated[
+        float,
+        Option(
+            "largest error of times predicted from announced work, as a share, with which steps"
+            " get plans of their own",
+            bounds=(0, 1),
+            is_share=True,
+            example="0.03",
+        ),
+    ] = 0.03
     other_orders: tuple[OtherOrder, ...] = ()
 
     @property
