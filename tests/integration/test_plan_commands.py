@@ -298,7 +298,7 @@ def test_the_calls_of_a_node_are_told_and_limit_the_changes(profile: Path, tmp_p
 
     quick, slow = shown(100), shown(5000)
     for text in (quick, slow):
-        assert "no plan this fast needs less, at one waiting power" in text
+        assert "no plan within the target needs less, at one waiting power" in text
     assert "Where 2 of these GPUs share a node" not in quick
     assert "Where 2 of these GPUs share a node" in slow
     assert "takes 111 % of an iteration, which makes it longer: give" in slow

@@ -148,8 +148,8 @@ def _summary(plan: Plan, options: PlanOptions) -> str:
         gap_percent = round(predicted.gap_percent, 2) + 0.0
         summary += (
             f"bound                 {predicted.lower_bound_j:12.2f}"
-            f"   no plan this fast{kept_reserve(plan.reserve)} needs less, at one waiting power;"
-            f" gap {gap_percent:.2f} %"
+            f"   no plan {_bounded(plan)}{kept_reserve(plan.reserve)} needs less, at one waiting"
+            f" power; gap {gap_percent:.2f} %"
             f"{_of_late(predicted.lower_bound_j, predicted.late_changes_j)}\n"
         )
     summary += "".join(f"{one}\n" for one in reserve_lines(plan.reserve))
@@ -164,8 +164,13 @@ def _summary(plan: Plan, options: PlanOptions) -> str:
     return "\n".join([summary, *_considered_rows(plan)]).rstrip("\n")
 
 
+def _bounded(plan: Plan) -> str:
+    """Return the plans that the bound is on, as text."""
+    return "this fast" if plan.target.startswith("power:") else "within the target"
+
+
 def _of_late(lower_bound_j: float, late_changes_j: float) -> str:
-    """Return the part of the gap for late clock changes, which no search could save, as text."""
+    """Return the part of the gap for late clock changes, as text."""
     percent = 100 * late_changes_j / lower_bound_j
     return f", of it {percent:.2f} for late clock changes" if percent >= 0.005 else ""
 
