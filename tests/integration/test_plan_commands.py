@@ -478,3 +478,35 @@ def test_an_output_that_is_a_pipe_is_written_to_and_a_link_stays_one(
     assert flyball("plan", profile, *ASKED, "-o", link).returncode == 0
     assert link.is_symlink()
     assert json.loads((tmp_path / "plan.json").read_text())["stages"] == through_pipe["stages"]
+
+
+def test_of_capped_gpus_fixed_clocks_stand_before_a_plan_that_saves_little_more(
+    tmp_path: Path,
+) -> None:
+    """Forwards and backwards take the same time under every lock from 1400 MHz on."""
+    rows = [
+        f"0,{kind},{mhz},{time_s},{energy_j},{held_by}"
+        for kind in ("forward", "backward")
+        for mhz, time_s, energy_j, held_by in (
+            (1700, 1.0, 60, "power"),
+            (1550, 1.0, 60, "power"),
+            (1400, 1.0, 57, ""),
+            (1200, 1.2, 50, ""),
+        )
+    ]
+    profile = tmp_path / "capped.csv"
+    profile.write_text("\n".join(["stage,instruction,frequency,time,energy,held_by", *rows]))
+    asked = ("plan", profile, "--microbatches", "2", "--blocking-power", "5")
+    lines = flyball(*asked).stdout.splitlines()
+    names = [line.split()[0] for line in lines[2:6]]
+    assert names == ["baseline", "constant", "global", "plan"]
+    limit = (
+        "clocks above 1400 MHz are not held (power): the baseline is what the GPUs do left alone"
+    )
+    assert lines[2].endswith(limit)
+    for line in lines[3:6]:
+        assert "saves 5.00 %, +0.00 % time" in line
+    assert lines[-1].startswith("Changing clocks saves only 0.00 points more than one clock per")
+    held = profile.read_text().replace("power", "")
+    profile.write_text(held)
+    assert "not held" not in flyball(*asked).stdout

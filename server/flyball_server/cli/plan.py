@@ -25,6 +25,7 @@ from flyball_server.planning.documents.plan_text import (
     lateness,
     reserve_lines,
 )
+from flyball_server.planning.model.unheld_clocks import limits_text
 from flyball_server.planning.request_options import MAX_CALL_SHARE, call_share, is_limited
 from flyball_server.planning.schedule_choice import REFERENCE
 from flyball_server.planning.simulated_plan import SimulatedPlan
@@ -68,7 +69,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(document)
     else:
-        print(_summary(solved.plan, options))
+        print(_summary(solved, options))
         if arguments.timeline:
             print("\n".join(["", *painted_rows(solved, system)]))
     return 0
@@ -119,9 +120,9 @@ def _considered_rows(plan: Plan) -> list[str]:
     return rows
 
 
-def _summary(plan: Plan, options: PlanOptions) -> str:
+def _summary(solved: SimulatedPlan, options: PlanOptions) -> str:
     """Return the plan as text."""
-    predicted = plan.predicted
+    plan, predicted = solved.plan, solved.plan.predicted
     shape = f"{plan.num_stages} stages"
     if plan.is_separate:
         shape = f"{len(plan.pipelines)} pipelines of {shape}"
@@ -131,7 +132,8 @@ def _summary(plan: Plan, options: PlanOptions) -> str:
         "             time, s     energy, J   (predicted, one iteration,"
         f" {lateness(plan.transitions)})\n"
         f"baseline  {predicted.baseline_iteration_time_s:10.4f}"
-        f"  {predicted.baseline_energy_j:12.2f}\n"
+        f"  {predicted.baseline_energy_j:12.2f}   {limits_text(solved.models)}".rstrip()
+        + "\n"
     )
     for compared in predicted.compared:
         summary += (

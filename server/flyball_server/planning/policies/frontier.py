@@ -26,6 +26,7 @@ from flyball_server.planning.frontier.transition_search import (
 from flyball_server.planning.model.early_requests import EarlyRequestBatch, early_requests
 from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
 from flyball_server.planning.model.simulator import simulate, time_and_energy
+from flyball_server.planning.model.unheld_clocks import with_fewest_changes
 from flyball_server.planning.policies._base import PolicyChoice, PolicyRequest
 from flyball_server.planning.policies.single_clocks import MAX_COMPARED_STAGES, SingleClocks
 from flyball_server.planning.request_options import is_limited, rounded_up, within_calls
@@ -91,6 +92,8 @@ def choice_with(
         return plan_for_target(solver, target, baseline_s, solver.num_steps(effort))
 
     at_once = planned(target)
+    assignment = with_fewest_changes(request.model, at_once.assignment)
+    at_once = replace(at_once, assignment=assignment)
     if request.model.transitions is None:
         model = replace(request.model, transitions=ClockTransitions.exact(0.0))
         request = replace(request, model=model)
