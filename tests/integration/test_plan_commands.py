@@ -480,6 +480,52 @@ def test_an_output_that_is_a_pipe_is_written_to_and_a_link_stays_one(
     assert json.loads((tmp_path / "plan.json").read_text())["stages"] == through_pipe["stages"]
 
 
+NODE_OF_TWO = """
+filter_max_mhz = { value = 1980, source = "x" }
+filter_min_mhz = { value = 900, source = "x" }
+granularity_mhz = { value = 90, source = "x" }
+reconfigure_granularity_mhz = { value = 30, source = "x" }
+blocking_power_w = { value = 5, source = "x" }
+gpus_in_node = { value = 2, source = "x" }
+
+[transitions]
+up_ms = { p5 = 10, p50 = 10, p95 = 10, source = "x" }
+down_ms = { p5 = 10, p50 = 10, p95 = 10, source = "x" }
+call_ms = { p50 = 5000, p95 = 5000, source = "x" }
+"""
+
+
+def test_gpus_share_a_node_where_the_table_says_so_and_their_calls_would_not_fit(
+    profile: Path, tmp_path: Path
+) -> None:
+    """Two changes of 5 s each in an iteration of 9 s: within half of that there is none."""
+    gpu = tmp_path / "pair.toml"
+
+    def planned(table: str, *options: str) -> tuple[str, list[str]]:
+        gpu.write_text(table)
+        asked = ("plan", profile, "--microbatches", "2", "--gpu", str(gpu), *options)
+        result = flyball(*asked, "--json")
+        assert json.loads(result.stdout)["num_switches"] == (0 if result.stderr else 2)
+        return flyball(*asked).stdout, result.stderr.splitlines()
+
+    shown, [note] = planned(NODE_OF_TWO)
+    assert shown.splitlines()[-1] == note
+    assert note.startswith(
+        "Assumed: 2 of these GPUs share a node, as they usually do. A plan for a"
+    )
+    assert "in one node setting its clocks takes 111 % of an iteration, which makes" in note
+    for table, options in (
+        (NODE_OF_TWO, ("--gpus-in-node", "1")),
+        (NODE_OF_TWO.replace("5000", "500"), ()),
+        (NODE_OF_TWO.replace("value = 2,", "value = 1,"), ()),
+        (NODE_OF_TWO.replace("gpus_in_node", "# gpus_in_node"), ()),
+        (NODE_OF_TWO, ("--transition-ms", "10")),
+    ):
+        shown, notes = planned(table, *options)
+        assert (notes, "Assumed" in shown) == ([], False)
+    assert "setting the clocks of 1" not in planned(NODE_OF_TWO, "--gpus-in-node", "1")[0]
+
+
 def test_of_capped_gpus_fixed_clocks_stand_before_a_plan_that_saves_little_more(
     tmp_path: Path,
 ) -> None:
