@@ -272,6 +272,13 @@ instructions about the mean (with count - 1; 0 for one instruction).
 InstructionReport = tuple[str, int | None, int, float, float, float, float]
 """`[kind, microbatch, chunk, began s, computed s, received s, sent s]`, as in InstructionTiming."""
 
+StepPlanReport = tuple[float, int, int, float]
+"""`[slack, lowest MHz, highest MHz, saved J]` of a step with a plan of its own.
+
+Slack is the share of the step's deadline that its pipeline would have waited at the highest clocks.
+The clocks are this rank's; the saving is what its plan predicts for this rank.
+"""
+
 
 @dataclass(frozen=True, kw_only=True)
 class StepMeasurement(Sent):
@@ -298,6 +305,10 @@ class StepMeasurement(Sent):
         no_clocks: reason why the rank sets no clocks, in one line of at most 256 characters; null:
             it sets those of its plan, or would. With a reason its clocks are not known, and the
             step is compared with no other.
+        work: work of each of the step's microbatches, as it was announced: a factor of their
+            profiled time, or the sum of their sequences' lengths and that of the lengths' squares;
+            null: none was announced.
+        step_plan: the step's own plan; null: it had none.
     """
 
     step: int
@@ -314,6 +325,8 @@ class StepMeasurement(Sent):
     instructions: tuple[InstructionReport, ...] | None = None
     plan_id: str | None = None
     no_clocks: str | None = None
+    work: tuple[tuple[float, ...], ...] | None = None
+    step_plan: StepPlanReport | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
