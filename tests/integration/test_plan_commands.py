@@ -503,7 +503,7 @@ def test_gpus_share_a_node_where_the_table_says_so_and_their_calls_would_not_fit
 
     def planned(table: str, *options: str) -> tuple[str, list[str]]:
         gpu.write_text(table)
-        asked = ("plan", profile, "--microbatches", "2", "--gpu", str(gpu), *options)
+        asked: list[str | Path] = ["plan", profile, "--microbatches", "2", "--gpu", gpu, *options]
         result = flyball(*asked, "--json")
         assert json.loads(result.stdout)["num_switches"] == (0 if result.stderr else 2)
         return flyball(*asked).stdout, result.stderr.splitlines()
@@ -542,7 +542,7 @@ def test_of_capped_gpus_fixed_clocks_stand_before_a_plan_that_saves_little_more(
     ]
     profile = tmp_path / "capped.csv"
     profile.write_text("\n".join(["stage,instruction,frequency,time,energy,held_by", *rows]))
-    asked = ("plan", profile, "--microbatches", "2", "--blocking-power", "5")
+    asked: list[str | Path] = ["plan", profile, *ASKED]
     lines = flyball(*asked).stdout.splitlines()
     names = [line.split()[0] for line in lines[2:6]]
     assert names == ["baseline", "constant", "global", "plan"]
