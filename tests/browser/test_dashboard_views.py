@@ -310,7 +310,7 @@ def test_clocks_that_were_read_back_have_charts(planner: LivePlanner, job_page: 
         plotted.hover(position={"x": 360 + 40 * place, "y": 40})
         expect(readout).to_contain_text(f"; stage {shown}: ")
     expect(readout).to_contain_text("measured 1300\u202fMHz")
-    strip = chart(page, "Clock by stage, planned, mean of its instructions").locator(".u-over")
+    strip = chart(page, "Clock by stage, MHz, planned").locator(".u-over")
     box = strip.bounding_box()
     assert box is not None
     for stage, share in (("0", 0.25), ("1", 0.75)):

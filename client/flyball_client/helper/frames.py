@@ -2,8 +2,8 @@
 
 A frame is a small JSON object, which names an agent and an event, and a body. A body of the rank is
 a pickle. One of the helper never is, since the planner's bytes have been there: it is the arrays of
-a plan, whose sizes the rank checks before it reads them. Reading the largest plan holds Python's
-lock for less than a millisecond at a time.
+a plan or of a step, whose sizes the rank checks before it reads them. Reading the largest plan
+holds Python's lock for less than a millisecond at a time.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from flyball_client.session.active_plan import (
     MAX_TIMED_STEPS,
 )
 from flyball_client.session.plan_cursor import CompiledPlan
+from flyball_client.steps.step_plans import StepPlan
 from flyball_wire.messages import MeasurementDetail
 from flyball_wire.plans.rank_plan import MAX_INSTRUCTIONS
 
@@ -84,6 +85,54 @@ def count_of(value: object, most: int = MAX_COUNT) -> int:
     return value
 
 
+# ------------------------------------------------------------------ steps
+
+
+def step_plan_parts(plan: StepPlan) -> tuple[Header, bytes]:
+    """Return a step's plan as header and body."""
+    header: Header = {
+        "step": plan.step,
+        "figures": [plan.slack, plan.saved_j, plan.slowness, plan.highest_s, plan.lower_s],
+        "counts_changes": plan.counts_changes,
+    }
+    return header, array("i", plan.clocks_mhz).tobytes()
+
+
+def read_step_plan(header: Header, num_bytes: int, receive: Receive) -> StepPlan:
+    """Receive the plan of such a header.
+
+    Raises:
+        ValueError, KeyError, TypeError: It is none, or exceeds its bounds.
+    """
+    slack, saved_j, slowness, highest_s, lower_s = map(float, header["figures"])
+    clocks_mhz = array("i", receive(_checked_size(num_bytes, _INT_BYTES)))
+    return StepPlan(
+        step=count_of(header["step"]),
+        clocks_mhz=tuple(clocks_mhz),
+        slack=slack,
+        saved_j=saved_j,
+        slowness=slowness,
+        highest_s=highest_s,
+        lower_s=lower_s,
+        counts_changes=header["counts_changes"] is True,
+    )
+
+
+def read_times(num_bytes: int, receive: Receive) -> tuple[float, ...]:
+    """Receive the times of a step's segments, s.
+
+    Raises:
+        ValueError: There are too many.
+    """
+    return tuple(array("d", receive(_checked_size(num_bytes, _FLOAT_BYTES))))
+
+
+def _checked_size(num_bytes: int, size: int) -> int:
+    if num_bytes % size or num_bytes > size * MAX_INSTRUCTIONS:
+        raise ValueError("an array is out of its bounds")
+    return num_bytes
+
+
 # ------------------------------------------------------------------ plans
 
 
@@ -104,6 +153,8 @@ def plan_parts(plan: CompiledPlan) -> tuple[Header, bytes]:
         "plan_id": plan.plan_id,
         "measurement_detail": str(plan.measurement_detail),
         "num_timed_steps": plan.num_timed_steps,
+        "has_step_plans": plan.has_step_plans,
+        "num_baseline": len(plan.baseline_cycle),
     }
     number_of = {kind: number for number, kind in enumerate(kinds)}
     integers: Iterable[Iterable[int]] = (
@@ -119,6 +170,7 @@ def plan_parts(plan: CompiledPlan) -> tuple[Header, bytes]:
         bytes(map(number_of.__getitem__, plan.kinds)),
         *(array("i", numbers).tobytes() for numbers in integers),
         array("d", (offset_s for _, _, offset_s in plan.requests)).tobytes(),
+        bytes(plan.baseline_cycle),
     )
     return header, b"".join(arrays)
 
@@ -134,7 +186,9 @@ def read_plan(header: Header, num_bytes: int, receive: Receive) -> CompiledPlan:
     cycle_length = count_of(header["cycle_length"], MAX_CYCLE_LENGTH)
     num_requests = count_of(header["num_requests"], num)
     num_integers = (3 + num_rows) * num + cycle_length + 2 * num_requests
-    if num_bytes != num + _INT_BYTES * num_integers + _FLOAT_BYTES * num_requests:
+    num_baseline = count_of(header["num_baseline"], MAX_CYCLE_LENGTH)
+    num_single = num + num_baseline
+    if num_bytes != num_single + _INT_BYTES * num_integers + _FLOAT_BYTES * num_requests:
         raise ValueError("the arrays have another size")
     kinds = [str(kind) for kind in header["kinds"][:MAX_KINDS]]
     numbers_of_kinds = receive(num)
@@ -165,6 +219,8 @@ def read_plan(header: Header, num_bytes: int, receive: Receive) -> CompiledPlan:
         plan_id=None if plan_id is None else str(plan_id),
         measurement_detail=MeasurementDetail(header["measurement_detail"]),
         num_timed_steps=count_of(header["num_timed_steps"], MAX_TIMED_STEPS),
+        has_step_plans=header["has_step_plans"] is True,
+        baseline_cycle=tuple(map(bool, receive(num_baseline))),
     )
 
 

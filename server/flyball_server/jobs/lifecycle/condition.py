@@ -91,7 +91,8 @@ def _slow(loop_state: JobLoopState, now: datetime) -> JobCondition | None:
 
 
 def _differing(loop_state: JobLoopState) -> JobCondition | None:
-    delays = loop_state.inputs.delays
-    if delays is None or not delays.work:
+    """Return the condition of a job that keeps its highest clocks for its steps' differences."""
+    inputs = loop_state.inputs
+    if inputs.delays is None or not inputs.delays.work or inputs.step_work is not None:
         return None
     return JobCondition(name=ConditionName.STEPS_DIFFER)

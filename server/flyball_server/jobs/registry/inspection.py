@@ -141,8 +141,7 @@ def notes(services: JobServices, summary: JobSummary) -> tuple[str, ...]:
     state = summary.loop_state
     of_plan = [found.text for found in (state.missed, state.order_advice) if found is not None]
     of_plan += shape_notes(summary)
-    if state.inputs.delays is not None and state.inputs.delays.work_note is not None:
-        of_plan.append(state.inputs.delays.work_note)
+    of_plan += [] if state.inputs.work_note is None else [state.inputs.work_note]
     of_job = job_notes(
         summary.job,
         summary.ranks,

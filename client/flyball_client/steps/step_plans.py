@@ -1,0 +1,73 @@
+"""What a rank asks its helper about a step, and what it gets: times, and the step's clocks."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+from flyball_pipeline.work import StepWork
+
+
+class PlanKey(NamedTuple):
+    """A version of a plan; a restored planner may give a version's number to another plan."""
+
+    version: int
+    plan_id: str | None
+
+
+class StepLoad(NamedTuple):
+    """Work of a step: how long does the pipeline take at its highest clocks?"""
+
+    step: int
+    #: Plan that the step belongs to.
+    plan: PlanKey
+    work: StepWork
+    #: Per stage, the time of its slowest GPU over what the plan assumes; further stages: 1.
+    slowness: tuple[float, ...]
+    #: Share by which instructions below the highest clock took longer than planned, at most.
+    caution: float
+
+
+class StepDeadlines(NamedTuple):
+    """Times of the slowest pipelines: which clocks keep them?"""
+
+    step: int
+    #: Per meeting, the time of its segment at the highest clocks, s.
+    greatest_s: tuple[float, ...]
+    #: Per stage, the clock in force as the step before ends, MHz; empty: not known.
+    in_force_mhz: tuple[int, ...]
+
+
+class StepPlan(NamedTuple):
+    """Clocks of one step on this rank."""
+
+    step: int
+    #: Per instruction, MHz; empty: the step has no plan of its own.
+    clocks_mhz: tuple[int, ...] = ()
+    #: Share of the step's deadline that the pipeline would wait at its highest clocks.
+    slack: float = 0.0
+    #: Energy that this rank saves by them, net of waiting, J.
+    saved_j: float = 0.0
+    #: Slowness of this rank's stage that its times contain.
+    slowness: float = 1.0
+    #: Time of the settled instructions at the highest clock, and of those below it, s. Settled is
+    #: an instruction at the clock of the one before, and with `counts_changes` every one.
+    highest_s: float = 0.0
+    lower_s: float = 0.0
+    counts_changes: bool = False
+
+    def is_settled(self, place: int) -> bool:
+        """Return whether an instruction's clock is in force from its begin on, nearly."""
+        mhz = self.clocks_mhz
+        return self.counts_changes or (place > 0 and mhz[place] == mhz[place - 1])
+
+
+class AsksForSteps(Protocol):
+    """Rank that asks for its steps' clocks."""
+
+    def step_timed(self, step: int, times_s: tuple[float, ...]) -> None:
+        """Hand over the time of each segment at the highest clocks, s; empty: not known."""
+        ...
+
+    def step_planned(self, plan: StepPlan) -> None:
+        """Hand over a step's plan."""
+        ...

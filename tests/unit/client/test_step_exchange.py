@@ -1,0 +1,509 @@
+"""A step's clocks by exchanges between ranks in threads; the plans are those of `retime`."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import pytest
+from tests.unit.client.step_parts import (
+    COEFFICIENTS,
+    HEAVY,
+    HIGHEST_MHZ,
+    LIGHT,
+    SUPPORTED_MHZ,
+    part_of_stage,
+)
+from tests.unit.pipeline.small_pipelines import BACKWARD, FORWARD, small_pipeline
+
+from flyball_client.helper.step_planner import StepPlanner
+from flyball_client.session.active_plan import compile_plan
+from flyball_client.session.plan_cursor import CompiledPlan
+from flyball_client.steps.agreement import AloneAgreement, Coupling, Pending
+from flyball_client.steps.rank_slowness import Slowness
+from flyball_client.steps.step_exchange import StepExchange
+from flyball_client.steps.step_plans import PlanKey, StepDeadlines, StepLoad
+from flyball_pipeline.retiming import StepReserve, own_times, retime
+from flyball_pipeline.work import StepWork, step_work, work_factors
+
+
+class Meeting:
+    """Ranks in threads of one process; each exchange is complete once all of them came to it."""
+
+    def __init__(self, num_pipelines: int, num_stages: int) -> None:
+        self.num_stages, self.num_pipelines = num_stages, num_pipelines
+        self.said: dict[tuple[object, ...], dict[int, Any]] = {}
+
+    def agreement(self, pipeline: int, stage: int) -> MeetingAgreement:
+        return MeetingAgreement(self, pipeline, stage)
+
+
+@dataclass
+class MeetingAgreement:
+    """One rank's part in the meeting."""
+
+    meeting: Meeting
+    pipeline: int
+    stage: int
+    counts: dict[str, int] = field(default_factory=dict[str, int])
+    is_closed: bool = False
+
+    def gather(self, message: bytes) -> Pending[list[bytes]]:
+        key = "gather", self.pipeline, self.count("gather")
+        pending: Pending[list[bytes]] = self.pending(
+            key, self.stage, message, self.meeting.num_stages, list
+        )
+        return pending
+
+    def greatest(self, numbers: Sequence[float]) -> Pending[list[float]]:
+        key = "greatest", self.stage, self.count("greatest")
+
+        def of_all(each: Any) -> list[float]:  # noqa: ANN401
+            return [max(column) for column in zip(*each, strict=True)]
+
+        pending: Pending[list[float]] = self.pending(
+            key, self.pipeline, numbers, self.meeting.num_pipelines, of_all
+        )
+        return pending
+
+    def count(self, what: str) -> int:
+        self.counts[what] = self.counts.get(what, 0) + 1
+        return self.counts[what]
+
+    def pending(
+        self,
+        key: tuple[object, ...],
+        who: int,
+        said: Any,  # noqa: ANN401
+        num: int,
+        found: Callable[[Any], Any],
+    ) -> Any:  # noqa: ANN401
+        of_all = self.meeting.said.setdefault(key, {})
+        of_all[who] = said
+
+        class Waiting:
+            def result(self) -> Any:  # noqa: ANN401
+                return (
+                    found([of_all[one] for one in sorted(of_all)]) if len(of_all) == num else None
+                )
+
+        return Waiting()
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+class Rank:
+    """One rank: its exchange, and the thread of its helper that plans."""
+
+    def __init__(
+        self,
+        meeting: Meeting,
+        pipeline: int,
+        stage: int,
+        *,
+        coupling: Coupling = "step",
+        timeout_s: float = 20.0,
+        reads_batch: bool = True,
+        **rules: Any,  # noqa: ANN401
+    ) -> None:
+        self.part = part_of_stage(stage, meeting.num_stages, **rules)
+        self.plan: CompiledPlan = compile_plan(self.part, stage=stage, supported_mhz=SUPPORTED_MHZ)
+        self.key = PlanKey(self.part.version, self.part.plan_id)
+        self.agreement = meeting.agreement(pipeline, stage)
+        self.exchange = StepExchange(
+            self.agreement,
+            ask=self.ask,
+            first_step=0,
+            stage=stage,
+            rank_name=f"rank {pipeline}.{stage}",
+            timeout_s=timeout_s,
+        )
+        self.planner = StepPlanner(self.exchange, "rank", coupling, SUPPORTED_MHZ)
+        self.planner.keep(self.part)
+        if reads_batch:
+            self.exchange.announce(0, LIGHT, None)
+
+    def ask(self, question: StepLoad | StepDeadlines) -> bool:
+        self.planner.ask(question)
+        return True
+
+    def begin(self, step: int) -> None:
+        self.exchange.begin(step, next_plan=self.key, last_mhz=HIGHEST_MHZ)
+
+    def has_plan(self, step: int) -> bool:
+        return step in self.exchange._plans
+
+    def clocks(self, step: int) -> tuple[int, ...]:
+        return self.exchange.clocks(self.plan, step)
+
+
+@contextmanager
+def running(*ranks: Rank) -> Iterator[None]:
+    """Run the threads of these ranks, which begin step 0 without a plan."""
+    for rank in ranks:
+        rank.planner.start()
+        rank.exchange.start()
+        rank.begin(0)
+    try:
+        yield
+    finally:
+        for rank in ranks:
+            rank.exchange.close()
+            rank.planner.stop()
+        for rank in ranks:
+            assert rank.exchange._agreement is not rank.agreement or rank.agreement.is_closed
+        assert not any(each.name == "flyball-exchange" for each in threading.enumerate())
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    give_up_s = time.monotonic() + 20.0
+    while not condition():
+        assert time.monotonic() < give_up_s
+        time.sleep(0.005)
+
+
+def expected_mhz(
+    num_stages: int,
+    work: StepWork,
+    slowest: StepWork,
+    *,
+    deadline_ratio: float = 1.0,
+    **rules: Any,  # noqa: ANN401
+) -> list[list[int]]:
+    """Return per stage the clocks of a pipeline whose job has this slowest one."""
+    pipeline = small_pipeline(num_stages, 2)
+    places, _ = pipeline.dag.alike
+    of_places = dict.fromkeys(places, COEFFICIENTS)
+    retimed = pipeline.retimed()
+
+    def factors(of: StepWork) -> list[float]:
+        found = work_factors(pipeline.dag, of, of_places)
+        assert found is not None
+        return found
+
+    slowest_s = max(own_times(retimed, factors(of))[0] for of in (work, slowest))
+    mhz = retime(retimed, factors(work), [deadline_ratio * slowest_s], **rules)
+    return [
+        [mhz[node] for node, of in enumerate(pipeline.dag.stage) if of == stage]
+        for stage in range(num_stages)
+    ]
+
+
+def test_pipelines_of_other_work_run_at_the_clocks_that_keep_the_slowest_ones_time() -> None:
+    meeting = Meeting(2, 2)
+    ranks = [Rank(meeting, pipeline, stage) for pipeline in (0, 1) for stage in (0, 1)]
+    with running(*ranks):
+        for rank, announced in zip(ranks, (LIGHT, LIGHT, HEAVY, HEAVY), strict=True):
+            rank.exchange.announce(1, announced, None)
+        wait_until(lambda: all(rank.has_plan(1) for rank in ranks))
+        light, heavy = step_work(LIGHT), step_work(HEAVY)
+        expected = [
+            *expected_mhz(2, light, heavy),
+            *expected_mhz(2, heavy, heavy),
+        ]
+        assert [list(rank.clocks(1)) for rank in ranks] == expected
+        assert max(ranks[0].clocks(1)) < HIGHEST_MHZ
+        # What was decided stays as the step begins, and is reported as it ends.
+        assert list(ranks[0].clocks(1)) == expected[0]
+        work, report = ranks[0].exchange.end(1, ranks[0].key)
+        assert work == light
+        assert report is not None
+        slack, lowest_mhz, highest_mhz, saved_j = report
+        assert (lowest_mhz, highest_mhz) == (min(expected[0]), max(expected[0]))
+        assert 0 < slack < 1
+        assert saved_j > 0
+
+
+def test_ranks_that_do_not_read_the_batch_get_its_work_by_the_gathering() -> None:
+    meeting = Meeting(1, 3)
+    ranks = [
+        Rank(meeting, 0, stage, deadline_ratio=1.3, reads_batch=stage != 1) for stage in range(3)
+    ]
+    with running(*ranks):
+        for step in range(1, 4):
+            for rank in (ranks[0], ranks[2]):
+                rank.exchange.announce(step, HEAVY, None)
+            for rank in ranks:
+                wait_until(partial(rank.has_plan, step))
+            heavy = step_work(HEAVY)
+            expected = expected_mhz(3, heavy, heavy, deadline_ratio=1.3)
+            assert [list(rank.clocks(step)) for rank in ranks] == expected
+            for rank in ranks:
+                rank.begin(step)
+                assert rank.exchange.end(step, rank.key)[0] == heavy
+
+
+def test_a_deadline_that_the_plan_stretches_is_stretched_for_every_step() -> None:
+    meeting = Meeting(1, 1)
+    rank = Rank(meeting, 0, 0, deadline_ratio=1.2, reserve=StepReserve(0.05, 0.0))
+    with running(rank):
+        rank.exchange.announce(1, HEAVY, None)
+        wait_until(lambda: rank.has_plan(1))
+        pipeline = small_pipeline(1, 2)
+        retimed = pipeline.retimed()
+        of_places = dict.fromkeys(pipeline.dag.alike[0], COEFFICIENTS)
+        factors = work_factors(pipeline.dag, step_work(HEAVY), of_places)
+        assert factors is not None
+        [own_s] = own_times(retimed, factors)
+        clocks = retime(retimed, factors, [1.2 * own_s], reserve=StepReserve(0.05, 0.0))
+        assert rank.clocks(1) == clocks
+        assert min(clocks) < HIGHEST_MHZ
+
+
+def test_ranks_that_meet_at_every_instruction_have_a_deadline_for_each() -> None:
+    meeting = Meeting(2, 1)
+    ranks = [Rank(meeting, pipeline, 0, coupling="instruction") for pipeline in (0, 1)]
+    with running(*ranks):
+        # Each is the heavy one in one microbatch: nowhere may it be slower.
+        ranks[0].exchange.announce(1, [1.0, 3.0], None)
+        ranks[1].exchange.announce(1, [2.0, 2.0], None)
+        wait_until(lambda: all(rank.has_plan(1) for rank in ranks))
+        microbatch_of = ranks[0].plan.microbatches
+        for rank, heavy in zip(ranks, (1, 0), strict=True):
+            of_microbatch = {
+                number: {
+                    mhz
+                    for mhz, of in zip(rank.clocks(1), microbatch_of, strict=True)
+                    if of == number
+                }
+                for number in (0, 1)
+            }
+            assert of_microbatch[heavy] == {HIGHEST_MHZ}
+            assert max(of_microbatch[1 - heavy]) < HIGHEST_MHZ
+
+
+@pytest.mark.parametrize("coupling", ["unknown", "instruction"])
+def test_an_unknown_coupling_and_pipelines_that_meet_within_a_step_get_no_plans(
+    coupling: Coupling, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, logger="flyball_client")
+    meeting = Meeting(1, 2)
+    ranks = [Rank(meeting, 0, stage, coupling=coupling) for stage in (0, 1)]
+    with running(*ranks):
+        for rank in ranks:
+            rank.exchange.announce(1, LIGHT, None)
+        wait_until(lambda: all("no plan of its own" in text for text in caplog.messages[:2]))
+        for rank in ranks:
+            rank.begin(1)
+            assert rank.clocks(1) == rank.plan.highest_mhz
+
+
+def test_the_caller_may_name_the_slowest_pipelines_time() -> None:
+    meeting = Meeting(1, 1)
+    rank = Rank(meeting, 0, 0)
+    with running(rank):
+        rank.exchange.announce(1, [1.0, 1.0], slowest_s=100.0)
+        wait_until(lambda: rank.has_plan(1))
+        # The clocks of least energy net of waiting, 80 W.
+        assert set(rank.clocks(1)) == {1000}
+
+
+def test_a_plan_of_another_version_is_void() -> None:
+    meeting = Meeting(1, 1)
+    rank = Rank(meeting, 0, 0, deadline_ratio=1.3)
+    with running(rank):
+        rank.exchange.announce(1, HEAVY, None)
+        wait_until(lambda: rank.has_plan(1))
+        newer = part_of_stage(0, 1, version=2)
+        plan = compile_plan(newer, stage=0, supported_mhz=SUPPORTED_MHZ)
+        assert rank.exchange.clocks(plan, 1) == plan.highest_mhz
+        assert rank.exchange.end(1, PlanKey(2, None)) == (step_work(HEAVY), None)
+
+
+def test_ranks_that_know_other_versions_have_no_plan_for_that_step_only() -> None:
+    meeting = Meeting(2, 1)
+    old, new = Rank(meeting, 0, 0, deadline_ratio=1.3), Rank(meeting, 1, 0, deadline_ratio=1.3)
+    with running(old, new):
+        new.exchange.begin(0, next_plan=PlanKey(2, None), last_mhz=HIGHEST_MHZ)
+        for rank in (old, new):
+            rank.exchange.announce(1, HEAVY, None)
+        wait_until(lambda: 1 in old.exchange._works and 1 in new.exchange._works)
+        for rank in (old, new):
+            rank.begin(1)
+            rank.exchange.announce(2, HEAVY, None)
+        wait_until(lambda: old.has_plan(2) and new.has_plan(2))
+        assert old.clocks(1) == old.plan.highest_mhz
+
+
+@pytest.mark.parametrize(
+    ("announce", "why"),
+    [
+        (lambda ranks: None, "did not come within 0.2 s"),
+        (lambda ranks: ranks[1].exchange.announce(1, HEAVY, None), "different work for step 1"),
+    ],
+)
+def test_ranks_that_cannot_agree_end_step_plans_with_one_line(
+    announce: Callable[[Sequence[Rank]], None], why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, logger="flyball_client")
+    meeting = Meeting(1, 2)
+    ranks = [Rank(meeting, 0, stage, timeout_s=0.2) for stage in (0, 1)]
+    with running(*ranks):
+        ranks[0].exchange.announce(1, LIGHT, None)
+        announce(ranks)
+        wait_until(lambda: any(why in text for text in caplog.messages))
+        for step in (2, 3):
+            ranks[0].begin(step)
+            assert ranks[0].clocks(step) == ranks[0].plan.highest_mhz
+    of_rank = [text for text in caplog.messages if text.startswith("rank 0.0: steps have no plans")]
+    assert len(of_rank) == 1
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_helper_that_does_not_answer_costs_a_plan_and_nothing_else(
+    is_there: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rank = Rank(Meeting(1, 1), 0, 0, deadline_ratio=1.3)
+    # One that is there has until the step begins.
+    monkeypatch.setattr(rank.exchange, "_ask", lambda question: is_there)
+    with running(rank):
+        rank.exchange.announce(1, HEAVY, None)
+        if not is_there:
+            wait_until(lambda: rank.agreement.counts.get("greatest") == 2)
+        monkeypatch.setattr(rank.exchange, "_ask", rank.ask)
+        rank.begin(1)
+        rank.exchange.announce(2, HEAVY, None)
+        wait_until(partial(rank.has_plan, 2))
+        assert rank.clocks(1) == rank.plan.highest_mhz
+
+
+@pytest.mark.parametrize(
+    ("work", "slowest_s", "step"),
+    [
+        ([[-1]], None, 1),
+        (None, None, 1),
+        ([10**400], None, 1),
+        (LIGHT, "2", 1),
+        (LIGHT, float("nan"), 1),
+        (LIGHT, None, "1"),
+    ],
+)
+def test_no_work_is_logged_once_and_raises_nothing(
+    work: Any,  # noqa: ANN401
+    slowest_s: Any,  # noqa: ANN401
+    step: Any,  # noqa: ANN401
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.WARNING, logger="flyball_client")
+    rank = Rank(Meeting(1, 1), 0, 0)
+    for _ in range(3):
+        rank.exchange.announce(step, work, slowest_s)
+    assert ["work of step 1 is not used: " in text for text in caplog.messages] == [True]
+
+
+def test_steps_may_be_announced_far_ahead_while_the_thread_takes_them() -> None:
+    interval_s = sys.getswitchinterval()
+    rank = Rank(Meeting(1, 1), 0, 0)
+    try:
+        sys.setswitchinterval(1e-6)
+        with running(rank):
+            for step in range(1, 400):
+                for ahead in range(4):
+                    rank.exchange.announce(step + ahead, LIGHT, None)
+                rank.begin(step)
+    finally:
+        sys.setswitchinterval(interval_s)
+
+
+def test_other_work_for_a_step_and_a_failed_step_void_its_plan() -> None:
+    rank = Rank(Meeting(1, 1), 0, 0, deadline_ratio=1.3)
+    with running(rank):
+        rank.exchange.announce(1, LIGHT, None)
+        wait_until(partial(rank.has_plan, 1))
+        rank.exchange.announce(1, HEAVY, None)
+        assert rank.clocks(1) == rank.plan.highest_mhz
+        rank.begin(1)
+        assert rank.exchange.end(1, rank.key) == (step_work(HEAVY), None)
+        rank.exchange.announce(2, LIGHT, None)
+        wait_until(partial(rank.has_plan, 2))
+        rank.exchange.void(2)
+        assert rank.clocks(2) == rank.plan.highest_mhz
+
+
+def test_work_is_posted_whatever_becomes_of_the_exchanges() -> None:
+    rank = Rank(Meeting(1, 2), 0, 0, timeout_s=0.05)
+    with running(rank):
+        wait_until(lambda: not rank.exchange._thread.is_alive())
+        rank.exchange.announce(1, HEAVY, None)
+        rank.begin(1)
+        assert rank.exchange.end(1, None) == (step_work(HEAVY), None)
+
+
+def test_an_agreement_that_fails_to_close_is_left() -> None:
+    class Stubborn(AloneAgreement):
+        def close(self) -> None:
+            raise RuntimeError("not now")
+
+    rank = Rank(Meeting(1, 1), 0, 0)
+    rank.exchange._agreement = Stubborn()
+    rank.exchange.close()
+
+
+def test_a_rank_alone_may_have_a_pipeline_of_several_stages() -> None:
+    rank = Rank(Meeting(1, 2), 0, 0, deadline_ratio=1.3)
+    rank.exchange._agreement = AloneAgreement()
+    with running(rank):
+        rank.exchange.announce(1, HEAVY, None)
+        wait_until(partial(rank.has_plan, 1))
+
+
+def test_a_rank_that_is_slower_than_planned_gives_the_others_slack() -> None:
+    meeting = Meeting(2, 1)
+    quick, slow = (Rank(meeting, pipeline, 0) for pipeline in (0, 1))
+    with running(quick, slow):
+        for step in range(1, 8):
+            for rank in (quick, slow):
+                rank.exchange.announce(step, [1.0, 1.0], None)
+            for rank, slowness in ((quick, 1.0), (slow, 1.25)):
+                wait_until(partial(rank.has_plan, step))
+                lowest_mhz = min(rank.clocks(step))
+                assert (lowest_mhz < HIGHEST_MHZ) == (rank is quick and step > 5), step
+                run(rank, step, [1.0, 1.0], slowness=slowness)
+        # What another plan assumes is not known yet.
+        assert slow.exchange._slowness.of(PlanKey(2, None)) == Slowness()
+
+
+def test_times_at_lower_clocks_raise_clocks_and_move_no_deadline() -> None:
+    meeting = Meeting(2, 1)
+    light, heavy = (Rank(meeting, pipeline, 0) for pipeline in (0, 1))
+    rose: list[float] = []
+    with running(light, heavy):
+        for step in range(1, 20):
+            for rank, factor in ((light, 0.8), (heavy, 1.0)):
+                rank.exchange.announce(step, [factor, factor], None)
+            for rank, factor in ((light, 0.8), (heavy, 1.0)):
+                wait_until(partial(rank.has_plan, step))
+                if rank is heavy:
+                    assert set(rank.clocks(step)) == {HIGHEST_MHZ}
+                else:
+                    rose.append(sum(rank.clocks(step)))
+                # At lower clocks the light one is 15 % slower than its curve says.
+                run(rank, step, [factor, factor], at_lower=1.15)
+    assert min(rose[6:]) > max(rose[:5])
+
+
+def run(
+    rank: Rank, step: int, factors: Sequence[float], *, slowness: float = 1.0, at_lower: float = 1.0
+) -> None:
+    """Run a step whose instructions take these factors of their times by clock."""
+    curves = {"forward": FORWARD, "backward": BACKWARD}
+    times_s = [
+        slowness
+        * factors[microbatch]
+        * next(point.time_s for point in curves[kind] if point.clock_mhz == mhz)
+        * (1.0 if mhz == HIGHEST_MHZ else at_lower)
+        for kind, microbatch, mhz in zip(
+            rank.plan.kinds, rank.plan.microbatches, rank.clocks(step), strict=True
+        )
+    ]
+    rank.begin(step)
+    rank.exchange.end(step, rank.key)
+    rank.exchange.learn(step, lambda: times_s, HIGHEST_MHZ)
