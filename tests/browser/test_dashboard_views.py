@@ -307,7 +307,7 @@ def test_clocks_that_were_read_back_have_charts(planner: LivePlanner, job_page: 
     expect(choice).to_have_value("0")
     for place, (number, shown) in enumerate([("0", "0"), ("1", "1"), ("7", "1")]):  # none is 7
         choice.fill(number)
-        plotted.hover(position={"x": 360 + 40 * place, "y": 40})
+        plotted.hover(position={"x": 1000 + 40 * place, "y": 40})
         expect(readout).to_contain_text(f"; stage {shown}: ")
     expect(readout).to_contain_text("measured 1300\u202fMHz")
     strip = chart(page, "Clock by stage, MHz, planned").locator(".u-over")

@@ -24,8 +24,7 @@ const STYLES = [
 
 /** Create the buttons that save a chart. @param {ChartFiles} files */
 export function fileButtons({ title, rows, pictures, legend = () => [] }) {
-  const titleNow = typeof title === "string" ? () => title : title;
-  const [name] = titleNow().split(",");
+  const name = typeof title === "string" ? title : title().split(",")[0];
   const button = (/** @type {string} */ kind, /** @type {() => Promise<Blob>} */ file) =>
     make(
       "button.quiet",
@@ -38,7 +37,7 @@ export function fileButtons({ title, rows, pictures, legend = () => [] }) {
   return make(
     "span.chart-files",
     button("CSV", async () => new Blob([csvText(rows())], { type: "text/csv" })),
-    button("PNG", () => pictureOf(`${jobName()}: ${titleNow()}`, legend(), pictures())),
+    button("PNG", () => pictureOf(`${jobName()}: ${typeof title === "string" ? title : title()}`, legend(), pictures())),
   );
 }
 

@@ -42,8 +42,7 @@ export function createFiguresPanel(element) {
   const deviations = make("ul.deviations");
   const delays = make("p.note.delays");
   const title = make("h2.visually-hidden", "Figures");
-  const caveats = make("ul.deviations");
-  const folded = make("details.more-figures", more, caveats, heroes, frame, deviations, delays);
+  const folded = make("details.more-figures", more, deviations, heroes, frame, delays);
   setChildren(element, title, headline, folded);
   let shown = "";
   return {
@@ -53,19 +52,20 @@ export function createFiguresPanel(element) {
       shown = content;
       setText(caption, captionOf(overview));
       setChildren(headline, ...headlineOf(overview));
-      const sentences = overview.headline?.caveats ?? [];
-      setChildren(caveats, ...sentences.map((caveat) => make("li", caveat)));
-      setText(more, moreText(overview, sentences.length + overview.deviations.length));
+      const notes = [...(overview.headline?.caveats ?? []), ...overview.deviations.map(textOf)];
+      setChildren(deviations, ...notes.map((note) => make("li", note)));
+      setText(more, moreText(overview, notes.length));
       setChildren(heroes, ...heroFigures(overview));
       delays.hidden = overview.delays === null;
       setText(delays, `Beside the instructions the plan counts ${overview.delays?.text ?? ""}.`);
-      deviations.hidden = overview.deviations.length === 0;
-      setChildren(deviations, ...overview.deviations.map(({ text }) => make("li", text)));
       setChildren(head, ...headRows(overview));
       setChildren(body, ...figureRows(overview).map(rowElement));
     },
   };
 }
+
+/** @param {{text: string}} deviation */
+const textOf = ({ text }) => text;
 
 /** @param {JobOverview} job */
 function captionOf({ measured, emulated }) {

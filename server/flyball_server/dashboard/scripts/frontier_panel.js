@@ -30,7 +30,6 @@ export class FrontierPanel {
   /** @param {HTMLElement} element @param {PanelContext} context */
   constructor(element, context) {
     this._context = context;
-    this._element = element;
     /** @type {JobPageState | null} */
     this._state = null;
     /** @type {JobFrontier | null} */
@@ -188,7 +187,6 @@ export class FrontierPanel {
   /** Show how long computing has taken, once a second. */
   _startTimer() {
     this._stopTimer();
-    this._element.classList.add("pending");
     const begin_ms = Date.now();
     const tell = () => {
       const passed_s = Math.floor((Date.now() - begin_ms) / 1e3);
@@ -200,7 +198,6 @@ export class FrontierPanel {
   }
 
   _stopTimer() {
-    this._element.classList.remove("pending");
     clearInterval(this._timer);
   }
 

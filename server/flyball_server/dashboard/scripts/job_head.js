@@ -47,7 +47,8 @@ export class JobHead {
     );
     this.notes.hidden = notes.length === 0;
     const summary = make("summary", counted(notes.length, "note"));
-    setChildren(this.notes, summary, make("ul", ...notes.map((note) => make("li", note))));
+    const items = notes.map((note) => make("li", note));
+    setChildren(this.notes, summary, make("ul", { "aria-label": "Notes" }, ...items));
   }
 }
 

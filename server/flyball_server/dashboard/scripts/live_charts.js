@@ -51,7 +51,6 @@ export class LiveCharts {
       panelHead("Stages", make("span.note", "a row is a stage; a click shows its clock")),
       this.stagePlace,
     );
-    this.stages.hidden = true;
     element.after(this.stages);
     this.table = stepsTable();
     setChildren(
