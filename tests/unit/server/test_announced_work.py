@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from statistics import fmean
+from statistics import fmean, pstdev
 from typing import Any
 
 import pytest
 from tests.planner.samples import MOMENT, frequency_plan, job_spec
 from tests.planner.stores import opened_store
 from tests.planner.use_cases import put_profile, register_job
-from tests.planner.working_ranks import Lengths, WorkingRanks
+from tests.planner.working_ranks import Lengths, WorkingRanks, WorkingStep
 
 from flyball_pipeline.retiming import MAX_INSTRUCTIONS
 from flyball_pipeline.work import WorkCoefficients, step_work
@@ -19,10 +19,15 @@ from flyball_profiles.stage_profile import StageProfile
 from flyball_profiles.stage_profile_csv import parse_stage_profile
 from flyball_server.jobs.loop_state import JobLoopState, PlanningInputs, WorkModel
 from flyball_server.jobs.measurements.announced_work import following, no_step_plans
+from flyball_server.jobs.measurements.step_reading import read_fold
 from flyball_server.jobs.measurements.timed_steps import MOST_TIMED_STEPS
+from flyball_server.jobs.reconcile.comparisons import ComparisonReconciler
 from flyball_server.jobs.reconcile.delays import DelayReconciler
-from flyball_server.jobs.registry.inspection import get_job, get_plan, notes
+from flyball_server.jobs.registry.inspection import get_job, get_plan, notes, require_job
+from flyball_server.jobs.savings.comparisons import start_comparison
+from flyball_server.jobs.savings.savings import savings_of
 from flyball_server.jobs.services import JobServices
+from flyball_wire.closed_loop import MeasuredSavings
 
 NUM_STAGES, NUM_MICROBATCHES, NUM_PIPELINES = 2, 6, 3
 TRUE = {
@@ -300,6 +305,61 @@ def test_a_job_that_ends_to_announce_follows_one_plan_again(services: JobService
     measured(working, 18)
     assert working.parts[0].pipeline is None
     assert work_of(services) is None
+
+
+def savings(services: JobServices, version: int) -> MeasuredSavings:
+    """What steps of a version have saved, measured."""
+    with services.store.reading() as reader:
+        fold = read_fold(reader, require_job(reader, "job"))
+    return next(each for each in savings_of(fold).versions if each.version == version)
+
+
+def test_savings_are_those_at_equal_work(services: JobServices) -> None:
+    """Steps take 7 % more or less energy; what a step saves varies by 6 points."""
+    working = job(services, error=0.01)
+    measured(working)
+    measured(working, 20)
+    start_comparison(services, "job", 24)
+    ComparisonReconciler()(services, "job")
+    version = working.take()
+    steps = working.run(100)
+    found = savings(services, version)
+    assert found.baseline == "interleaved"
+    on_plan = [step for step in steps if step.clocks_mhz != {1400}]
+    true = 100 * (1 - sum_of(on_plan, "energy_j") / sum_of(on_plan, "highest_j"))
+    percent, slowdown = found.saving_percent, found.slowdown_percent
+    assert percent is not None
+    assert percent.low is not None
+    assert percent.mean == pytest.approx(true, abs=0.3)
+    assert percent.low > true - 2
+    # Times of steps differ by as much, and not at equal work.
+    assert slowdown is not None
+    assert slowdown.low is not None
+    assert slowdown.high is not None
+    assert -0.4 < slowdown.low < slowdown.high < 0.5
+    assert pstdev(step.highest_s for step in steps) > 0.05 * fmean(step.highest_s for step in steps)
+    # The earlier version's steps are compared with these at equal work, too.
+    apart = savings(services, 2)
+    assert apart.baseline == "apart"
+    assert apart.saving_percent is not None
+    assert apart.saving_percent.mean == pytest.approx(true, abs=2.5)
+    assert apart.slowdown_percent is not None
+    assert apart.slowdown_percent.mean == pytest.approx(0.0, abs=0.4)
+
+
+def sum_of(steps: list[WorkingStep], name: str) -> float:
+    return float(sum(getattr(step, name) for step in steps))
+
+
+def test_steps_of_known_work_are_not_compared_with_others(services: JobServices) -> None:
+    """The first version's were folded before anything was fitted."""
+    working = job(services, {"policy": "baseline", "reserve": None})
+    working.run(MOST_TIMED_STEPS + 1)
+    assert savings(services, 1).baseline == "itself"
+    DelayReconciler()(services, "job")
+    working.take()
+    working.run(30)
+    assert savings(services, working.newest).baseline in {"none", "itself"}
 
 
 MODEL = WorkModel(
