@@ -144,6 +144,7 @@ def plan_parts(plan: CompiledPlan) -> tuple[Header, bytes]:
         "measurement_detail": str(plan.measurement_detail),
         "num_timed_steps": plan.num_timed_steps,
         "has_step_plans": plan.has_step_plans,
+        "baseline_cycle": plan.baseline_cycle,
     }
     number_of = {kind: number for number, kind in enumerate(kinds)}
     integers: Iterable[Iterable[int]] = (
@@ -206,6 +207,7 @@ def read_plan(header: Header, num_bytes: int, receive: Receive) -> CompiledPlan:
         measurement_detail=MeasurementDetail(header["measurement_detail"]),
         num_timed_steps=count_of(header["num_timed_steps"], MAX_TIMED_STEPS),
         has_step_plans=header["has_step_plans"] is True,
+        baseline_cycle=tuple(each is True for each in header["baseline_cycle"][:MAX_CYCLE_LENGTH]),
     )
 
 

@@ -70,6 +70,7 @@ def compile_plan(plan: RankPlan, *, stage: int, supported_mhz: tuple[int, ...]) 
         num_timed_steps=min(max(plan.num_timed_steps, 0), MAX_TIMED_STEPS),
         plan_id=plan.plan_id,
         has_step_plans=plan.pipeline is not None,
+        baseline_cycle=plan.baseline_cycle[:MAX_CYCLE_LENGTH],
     )
 
 

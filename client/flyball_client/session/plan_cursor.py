@@ -37,6 +37,8 @@ class CompiledPlan:
             whatever the detail.
         plan_id: Identity of the plan beside its version; None: not given.
         has_step_plans: True: steps have clocks of their own, or the highest.
+        baseline_cycle: For each step of a cycle, True: it is compared with, and has no clocks of
+            its own.
     """
 
     version: int
@@ -52,6 +54,7 @@ class CompiledPlan:
     num_timed_steps: int = 0
     plan_id: str | None = None
     has_step_plans: bool = False
+    baseline_cycle: tuple[bool, ...] = ()
 
     @cached_property
     def highest_mhz(self) -> tuple[int, ...]:
@@ -86,7 +89,8 @@ class CompiledPlan:
         """
         if own_clocks is None or not self.has_step_plans:
             return None
-        if self.cycle_mhz and self.clocks_in_step_mhz(step - first_step) != self.sm_clocks_mhz:
+        cycle = self.baseline_cycle
+        if cycle and cycle[(step - first_step) % len(cycle)]:
             return None
         return own_clocks(self, step)
 

@@ -94,6 +94,7 @@ class _Header(TypedDict, total=False):
     num_timed_steps: int
     pipeline: RankPipeline | None
     plan_id: str | None
+    baseline_cycle: tuple[bool, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,6 +113,8 @@ class RankPlan:
         cycle_rows: distinct rows of the cycle: base64 of the clock of each of `instructions`, as an
             index into `sm_clocks_mhz`, of one byte, or where there are more than 256 clocks of two,
             the low one first.
+        baseline_cycle: per step of the cycle, true where it runs at the highest clocks to be
+            compared with, so that it gets no plan of its own; empty: no step does.
         planned_times_s: `[kind, chunk, clock, time_s]`: planned time in s of the instructions of
             this kind and chunk at this clock, indices as in `instructions`; null: unknown.
         requests: `[position, after_position, offset_s]`: the clock of `instructions[position]` is
@@ -139,6 +142,7 @@ class RankPlan:
     predicted_iteration_time_s: float
     cycle: tuple[int, ...] = ()
     cycle_rows: tuple[str, ...] = ()
+    baseline_cycle: tuple[bool, ...] = ()
     planned_times_s: tuple[tuple[int, int, int, float], ...] | None = None
     requests: tuple[tuple[int, int, float], ...] = ()
     measurement_detail: MeasurementDetail = MeasurementDetail.TOTALS
@@ -225,7 +229,7 @@ def most_bytes(
         + 8 * num_clocks
         + 40 * (num_times + num_requests)
         + row_bytes * num_rows
-        + 7 * cycle_length
+        + 13 * cycle_length
     )
 
 

@@ -133,6 +133,19 @@ def test_each_step_runs_the_row_of_the_cycle_that_its_number_says(
         assert clocks_of_step(cursor, first_step + since) == expected_mhz
 
 
+def test_a_step_to_compare_with_has_no_clocks_of_its_own_whatever_the_plans_are() -> None:
+    """The plan itself may be at the highest clocks throughout."""
+    plan = compiled_plan(*INSTRUCTIONS)
+    own_mhz = (900,) * len(plan.kinds)
+    plan = replace(plan, has_step_plans=True, cycle_mhz=2 * (plan.sm_clocks_mhz,))
+    compared = replace(plan, baseline_cycle=(False, True))
+    found = [
+        [each.own_clocks_mhz(step, 10, lambda _, __: own_mhz) for step in (10, 11, 12, 13)]
+        for each in (plan, compared, replace(compared, has_step_plans=False))
+    ]
+    assert found == [4 * [own_mhz], [own_mhz, None, own_mhz, None], 4 * [None]]
+
+
 @pytest.mark.parametrize(
     ("wrong", "text"),
     [

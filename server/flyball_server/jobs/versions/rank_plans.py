@@ -354,6 +354,7 @@ def part_of(
         num_timed_steps=num_timed_steps(plan.plan, work) if is_timed(plan.plan, rank) else 0,
         plan_id=plan.plan_id,
         requests=rank_requests(plan.plan, rank),
+        baseline_cycle=plan.baseline_cycle,
         pipeline=pipeline_part(plan.plan, rank, profile, work)
         if work is not None and profile is not None
         else None,
