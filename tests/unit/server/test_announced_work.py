@@ -28,6 +28,7 @@ from flyball_server.jobs.savings.comparisons import start_comparison
 from flyball_server.jobs.savings.savings import savings_of
 from flyball_server.jobs.services import JobServices
 from flyball_wire.closed_loop import MeasuredSavings
+from flyball_wire.plan_options import Policy
 
 NUM_STAGES, NUM_MICROBATCHES, NUM_PIPELINES = 2, 6, 3
 TRUE = {
@@ -179,6 +180,7 @@ def test_errors_above_the_limit_end_step_plans_with_a_note(services: JobServices
 def test_orders_that_never_flush_and_large_pipelines_have_none_with_a_note() -> None:
     plan = frequency_plan()
     assert no_step_plans(plan) is None
+    assert no_step_plans(plan, Policy.BASELINE) == "policy baseline keeps the highest clocks"
     periodic = replace(plan, schedule="pipedream", weight_versions=(2, 1))
     assert no_step_plans(periodic) == "the order pipedream never flushes, so it has no steps"
     ((pipeline,), num) = plan.pipelines, MAX_INSTRUCTIONS // sum(map(len, plan.stages)) + 1
@@ -349,17 +351,6 @@ def test_savings_are_those_at_equal_work(services: JobServices) -> None:
 
 def sum_of(steps: list[WorkingStep], name: str) -> float:
     return float(sum(getattr(step, name) for step in steps))
-
-
-def test_steps_of_known_work_are_not_compared_with_others(services: JobServices) -> None:
-    """The first version's were folded before anything was fitted."""
-    working = job(services, {"policy": "baseline", "reserve": None})
-    working.run(MOST_TIMED_STEPS + 1)
-    assert savings(services, 1).baseline == "itself"
-    DelayReconciler()(services, "job")
-    working.take()
-    working.run(30)
-    assert savings(services, working.newest).baseline in {"none", "itself"}
 
 
 MODEL = WorkModel(
