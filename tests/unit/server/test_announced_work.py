@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from dataclasses import replace
 from statistics import fmean, pstdev
@@ -27,6 +28,9 @@ from flyball_server.jobs.registry.inspection import get_job, get_plan, notes, re
 from flyball_server.jobs.savings.comparisons import start_comparison
 from flyball_server.jobs.savings.savings import savings_of
 from flyball_server.jobs.services import JobServices
+from flyball_server.prometheus.job_families import job_families
+from flyball_server.views.job_figures import SharedReading
+from flyball_server.views.job_reading import JobReading
 from flyball_wire.closed_loop import MeasuredSavings
 from flyball_wire.plan_options import Policy
 
@@ -347,6 +351,29 @@ def test_savings_are_those_at_equal_work(services: JobServices) -> None:
     assert apart.saving_percent.mean == pytest.approx(true, abs=2.5)
     assert apart.slowdown_percent is not None
     assert apart.slowdown_percent.mean == pytest.approx(0.0, abs=0.4)
+
+
+def test_the_newest_steps_own_plan_is_shown(services: JobServices) -> None:
+    working = job(services)
+    figures = SharedReading(JobReading(services, max_labelled=5), clock=itertools.count().__next__)
+    working.run(MOST_TIMED_STEPS + 1)
+    assert figures.overview_of("job").own_plan is None
+    DelayReconciler()(services, "job")
+    working.take()
+    (step,) = working.run(30)[-1:]
+    shown = figures.overview_of("job").own_plan
+    assert shown is not None
+    assert shown.step == working.step - 1
+    assert shown.num_ranks == NUM_STAGES * NUM_PIPELINES
+    assert (shown.lowest_mhz, shown.highest_mhz) == (min(step.clocks_mhz), max(step.clocks_mhz))
+    assert shown.slack == pytest.approx(0.1)
+    assert shown.predicted_saved_j == 6.0
+    clocks = f"{shown.lowest_mhz} to {shown.highest_mhz} MHz"
+    assert shown.text == f"step {shown.step}: 10 % slack, {clocks}"
+    with figures.jobs() as jobs:
+        families = {family.name: family for family in job_families(jobs)}
+    (sample,) = families["flyball_own_plan_slack_ratio"].samples
+    assert sample.value == pytest.approx(0.1)
 
 
 def sum_of(steps: list[WorkingStep], name: str) -> float:
