@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean, pvariance
 
 from tests.planner.one_rank import acknowledge, newer_plan, register_rank, store_measurements
 from tests.planner.samples import rank_record
@@ -248,10 +249,16 @@ class WorkingRanks:
             for node in nodes
         )
         of_stage = [clocks[node] for node in nodes]
+        times_s: dict[tuple[str, int, int], list[float]] = {}
+        for kind, _, chunk, _, computed_s, _, _, clock_mhz in reports:
+            times_s.setdefault((kind, chunk, clock_mhz), []).append(computed_s)
         detail = StepDetail(
             job_id="job",
             rank=rank,
             step=self.step,
+            by_clock=tuple(
+                (*key, len(found), fmean(found), pvariance(found)) for key, found in times_s.items()
+            ),
             instructions=reports,
             work=work,
             step_plan=(0.1, min(of_stage), max(of_stage), 1.0)

@@ -24,6 +24,7 @@ from flyball_server.jobs.measurements.step_reading import read_fold
 from flyball_server.jobs.measurements.timed_steps import MOST_TIMED_STEPS
 from flyball_server.jobs.reconcile.comparisons import ComparisonReconciler
 from flyball_server.jobs.reconcile.delays import DelayReconciler
+from flyball_server.jobs.reconcile.work_drift import WorkDriftReconciler
 from flyball_server.jobs.registry.inspection import get_job, get_plan, notes, require_job
 from flyball_server.jobs.savings.comparisons import start_comparison
 from flyball_server.jobs.savings.savings import savings_of
@@ -311,6 +312,43 @@ def test_a_job_that_ends_to_announce_follows_one_plan_again(services: JobService
     measured(working, 18)
     assert working.parts[0].pipeline is None
     assert work_of(services) is None
+
+
+def test_drifted_times_give_ranks_other_factors(services: JobServices) -> None:
+    working = job(services, error=0.01)
+    measured(working)
+    measured(working, 17)
+    drift = WorkDriftReconciler()
+    version = working.newest
+
+    def run(num_steps: int) -> None:
+        for _ in range(num_steps):
+            working.run(1)
+            drift(services, "job")
+
+    run(60)
+    assert working.newest == version
+    before = work_of(services)
+    assert before is not None
+    working.true = {
+        (stage, kind): WorkCoefficients(*(each * (1.08 if stage else 1.0) for each in of))
+        for (stage, kind), of in TRUE.items()
+    }
+    run(90)
+    assert working.newest == version + 1
+    working.take()
+    after = work_of(services)
+    assert after is not None
+    for (stage, kind, _), old, new in zip(
+        before.places, before.coefficients, after.coefficients, strict=True
+    ):
+        found = WorkCoefficients(*new).factor(after.mean_work)
+        ratio = found / WorkCoefficients(*old).factor(after.mean_work)
+        assert ratio == pytest.approx(1.08 if stage else 1.0, abs=0.03), (stage, kind)
+    # Its first steps say as much, and it stays.
+    measured(working, 17)
+    run(60)
+    assert working.newest == version + 1
 
 
 def savings(services: JobServices, version: int) -> MeasuredSavings:
