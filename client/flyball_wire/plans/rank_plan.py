@@ -93,8 +93,8 @@ class _Header(TypedDict, total=False):
     measurement_detail: MeasurementDetail
     num_timed_steps: int
     pipeline: RankPipeline | None
-    plan_id: str | None
     baseline_cycle: tuple[bool, ...]
+    plan_id: str | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,8 +113,6 @@ class RankPlan:
         cycle_rows: distinct rows of the cycle: base64 of the clock of each of `instructions`, as an
             index into `sm_clocks_mhz`, of one byte, or where there are more than 256 clocks of two,
             the low one first.
-        baseline_cycle: per step of the cycle, true where it runs at the highest clocks to be
-            compared with, so that it gets no plan of its own; empty: no step does.
         planned_times_s: `[kind, chunk, clock, time_s]`: planned time in s of the instructions of
             this kind and chunk at this clock, indices as in `instructions`; null: unknown.
         requests: `[position, after_position, offset_s]`: the clock of `instructions[position]` is
@@ -128,6 +126,8 @@ class RankPlan:
             single instructions are posted whatever the detail.
         pipeline: the rank's pipeline, where the clocks of single steps are chosen from it; null:
             steps get no plans of their own.
+        baseline_cycle: with a pipeline, by step of the cycle, true where a comparison runs the
+            highest clocks and a step gets no plan of its own; empty: no comparison.
         plan_id: unique identifier of the plan. The rank sends it with requests and measurements,
             since a restored database may give the same version to another plan.
     """
@@ -142,12 +142,12 @@ class RankPlan:
     predicted_iteration_time_s: float
     cycle: tuple[int, ...] = ()
     cycle_rows: tuple[str, ...] = ()
-    baseline_cycle: tuple[bool, ...] = ()
     planned_times_s: tuple[tuple[int, int, int, float], ...] | None = None
     requests: tuple[tuple[int, int, float], ...] = ()
     measurement_detail: MeasurementDetail = MeasurementDetail.TOTALS
     num_timed_steps: int = 0
     pipeline: RankPipeline | None = None
+    baseline_cycle: tuple[bool, ...] = ()
     plan_id: str | None = None
 
     def cycle_row(self, number: int) -> Sequence[int]:
@@ -229,6 +229,7 @@ def most_bytes(
         + 8 * num_clocks
         + 40 * (num_times + num_requests)
         + row_bytes * num_rows
+        # With its entry in the baseline's cycle.
         + 13 * cycle_length
     )
 
