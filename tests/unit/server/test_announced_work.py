@@ -18,6 +18,7 @@ from flyball_pipeline.retiming import MAX_INSTRUCTIONS
 from flyball_pipeline.work import WorkCoefficients, step_work
 from flyball_profiles.stage_profile import StageProfile
 from flyball_profiles.stage_profile_csv import parse_stage_profile
+from flyball_server.jobs.errors import UnrecordedRunsError
 from flyball_server.jobs.loop_state import JobLoopState, PlanningInputs, WorkModel
 from flyball_server.jobs.measurements.announced_work import following, no_step_plans
 from flyball_server.jobs.measurements.step_reading import read_fold
@@ -32,6 +33,7 @@ from flyball_server.jobs.services import JobServices
 from flyball_server.prometheus.job_families import job_families
 from flyball_server.views.job_figures import SharedReading
 from flyball_server.views.job_reading import JobReading
+from flyball_server.views.recorded_runs import get_recorded_runs
 from flyball_wire.closed_loop import MeasuredSavings
 from flyball_wire.plan_options import Policy
 
@@ -382,6 +384,8 @@ def test_savings_are_those_at_equal_work(services: JobServices) -> None:
     assert slowdown.high is not None
     assert -0.4 < slowdown.low < slowdown.high < 0.5
     assert pstdev(step.highest_s for step in steps) > 0.05 * fmean(step.highest_s for step in steps)
+    with pytest.raises(UnrecordedRunsError, match="its steps announced work"):
+        get_recorded_runs(services, "job")
     # The earlier version's steps are compared with these at equal work, too.
     apart = savings(services, 2)
     assert apart.baseline == "apart"
