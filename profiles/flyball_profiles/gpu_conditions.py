@@ -17,7 +17,7 @@ _FLAGS = {True: "on", False: "off"}
 
 @dataclass(frozen=True, kw_only=True)
 class GpuConditions:
-    """Conditions of a GPU; None: not known, or the GPU has no such thing.
+    """Conditions of a GPU; null: not known, or the GPU has no such thing.
 
     Attributes:
         power_limit_w: enforced power limit in W, the lowest of all that apply.
@@ -109,8 +109,12 @@ class ConditionChange:
         return self.name in _OF_WORK
 
     def __str__(self) -> str:
+        return self.since("before")
+
+    def since(self, moment: str) -> str:
+        """Return `power limit 500 W (profiled: 700 W)` with a word for the moment before."""
         now = _described(self.name, self.now)
-        return f"{now} (profiled: {_described(self.name, self.before, is_short=True)})"
+        return f"{now} ({moment}: {_described(self.name, self.before, is_short=True)})"
 
 
 def changes(before: GpuConditions, now: GpuConditions) -> tuple[ConditionChange, ...]:

@@ -109,7 +109,7 @@ def test_a_limit_that_is_lowered_while_it_is_measured_ends_the_measurement(runs:
         runs.nvml.set_conditions(limit_w=500)
         _, stderr = process.communicate(timeout=120)
     assert process.returncode == 2
-    changed = "power limit 500 W (profiled: 700 W)"
+    changed = "power limit 500 W (before: 700 W)"
     assert f"conditions have changed while it was measured: {changed}; restore them" in stderr
     assert "--resume continues it" in stderr
     num_rows = runs.num_rows()

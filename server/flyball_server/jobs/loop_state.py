@@ -153,6 +153,19 @@ class Comparison:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ChangedConditions:
+    """Conditions of GPUs that the job's profile was not measured under.
+
+    Attributes:
+        text: what changed, and on which ranks.
+        since_unix_s: time at which that was read first.
+    """
+
+    text: str
+    since_unix_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class PlanningInputs:
     """Part of a job's loop state that its plan depends on.
 
@@ -165,6 +178,7 @@ class PlanningInputs:
         gpus_at_once: largest number of GPUs that one stage has in one node; None: not all ranks
             have registered, or it has no effect.
         gpus_in_node: largest number of GPUs that the job has in one node; None: likewise.
+        changed: conditions under which the profile does not hold; None: none are known.
     """
 
     target: str | None = None
@@ -174,6 +188,7 @@ class PlanningInputs:
     delays: MeasuredDelays | None = None
     gpus_at_once: int | None = None
     gpus_in_node: int | None = None
+    changed: ChangedConditions | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

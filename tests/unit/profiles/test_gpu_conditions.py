@@ -79,9 +79,9 @@ def test_changes_say_both_values_and_whether_times_depend_on_them() -> None:
     now = replace(H100, power_limit_w=500.0, driver="590.1", power_profile="max-q")
     found = changes(H100, now)
     assert [str(change) for change in found] == [
-        "power limit 500 W (profiled: 700 W)",
-        "power profile max-q (profiled: none)",
-        "driver 590.1 (profiled: 580.105.08)",
+        "power limit 500 W (before: 700 W)",
+        "power profile max-q (before: none)",
+        "driver 590.1 (before: 580.105.08)",
     ]
     assert [change.changes_work for change in found] == [True, True, False]
 

@@ -16,6 +16,7 @@ from flyball_profiles.clock_transitions import ClockTransitions
 from flyball_profiles.gpu_windows import MEASURE_BLOCKING_POWER, GpuTableError, GpuWindow
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.jobs.bounds import check_count, check_length, check_text
+from flyball_server.jobs.conditions.changes import keeps_plan
 from flyball_server.jobs.errors import InvalidFieldError
 from flyball_server.jobs.loop_state import JobLoopState, MeasuredDelays, PlanningInputs
 from flyball_server.jobs.probing import probing_schedule
@@ -36,7 +37,6 @@ from flyball_wire.plan_options import (
     check_together,
     plan_options,
 )
-from flyball_wire.targets import parse_target
 
 MAX_OTHER_ORDERS = 16
 GpuTable = Callable[[str], GpuWindow]
@@ -150,8 +150,9 @@ def plan_request(
         target=loop_state.inputs.target or spec.target,
         effort=loop_state.inputs.effort or spec.effort,
     )
-    if loop_state.inputs.delays is not None and loop_state.inputs.delays.work:
-        options = _for_differing_steps(options)
+    delays = loop_state.inputs.delays
+    if loop_state.inputs.changed is not None or (delays is not None and delays.work):
+        options = _at_highest_clocks(options)
     return PlanRequest(
         profile=profile,
         num_microbatches=spec.num_microbatches,
@@ -160,12 +161,13 @@ def plan_request(
     )
 
 
-def _for_differing_steps(options: PlanOptions) -> PlanOptions:
+def _at_highest_clocks(options: PlanOptions) -> PlanOptions:
     """Return the options with the highest clocks, where the target promises a time.
 
-    No reserve keeps one plan from making steps longer whose work differs (decision 48).
+    No reserve keeps one plan from making steps longer whose work differs (decision 48), and a
+    profile says nothing about other conditions (decision 51).
     """
-    if parse_target(options.target).kind in {"least-energy", "power"}:
+    if keeps_plan(options.target):
         return options
     return replace(
         options,
@@ -271,11 +273,12 @@ def is_raised_by_waits(spec: JobSpec, inputs: PlanningInputs) -> bool:
     """Return whether measured waits decide which clocks are raised.
 
     This is false while ranks are slower than their profile: then pipelines differ, and the model,
-    which includes their slowdown factors, decides.
+    which includes their slowdown factors, decides. It is false too where the profile does not hold.
     """
     slowdowns = [slowed.slowdown for slowed in inputs.rank_slowdowns]
     slowdowns += [slowed.slowdown for slowed in inputs.stage_slowdowns]
-    return spec.adaptation == Adaptation.RECONFIGURE and all(each == 1 for each in slowdowns)
+    is_as_profiled = inputs.changed is None and all(each == 1 for each in slowdowns)
+    return spec.adaptation == Adaptation.RECONFIGURE and is_as_profiled
 
 
 def _check_schedule(spec: JobSpec) -> None:
