@@ -113,8 +113,12 @@ def planned_clock_times(profile: StageProfile, plan: Plan) -> list[ClockTimes]:
 def rank_step(record: StepRecord, detail: StepDetail, times_s: ClockTimes) -> RankStep | None:
     """Return the ratio of a rank's step to its profile; None: the step deviated from the plan.
 
-    None also if an emulated GPU could not reproduce its profile in the step.
+    None also if an emulated GPU could not reproduce its profile in the step, or if the clock was
+    below the one that was set and neither power nor heat explains it: it says nothing of the GPU.
     """
+    num_capped = record.num_power_capped + record.num_thermally_capped
+    if record.num_clock_misses > num_capped:
+        return None
     sums: dict[str, tuple[float, float, float]] = {}
     for kind, chunk, clock_mhz, count, mean_s, variance_s2 in detail.by_clock or ():
         profiled_s = times_s.get((kind, chunk, clock_mhz or 0))
