@@ -40,7 +40,8 @@ class JobSummary:
         profile_scope: what the energies of its profile count; None: not known.
         profiled: conditions that its profile was measured under; None: not known.
         target: current target.
-        work_note: line that says that its steps differ in their work; None: not surely.
+        work_note: line on steps that differ in their work, or on announced work that is not used;
+            None: neither.
     """
 
     job: JobRecord
@@ -142,7 +143,6 @@ def summarise(reader: JobReader, job: JobRecord) -> JobSummary:
     versions = reader.list_versions(job.job_id)
     active = [entry.version for entry in versions if entry.first_step is not None]
     loop_state = reader.find_loop_state(job.job_id)
-    delays = loop_state.inputs.delays
     return JobSummary(
         job=job,
         ranks=reader.list_ranks(job.job_id),
@@ -156,7 +156,7 @@ def summarise(reader: JobReader, job: JobRecord) -> JobSummary:
         profile_scope=reader.profile_scope(job.job_id),
         profiled=reader.profiled_conditions(job.job_id),
         target=loop_state.inputs.target or job.spec.target,
-        work_note=None if delays is None else delays.work_note,
+        work_note=loop_state.inputs.work_note,
     )
 
 

@@ -150,8 +150,9 @@ def plan_request(
         target=loop_state.inputs.target or spec.target,
         effort=loop_state.inputs.effort or spec.effort,
     )
-    delays = loop_state.inputs.delays
-    if loop_state.inputs.changed is not None or (delays is not None and delays.work):
+    inputs = loop_state.inputs
+    is_other_work = inputs.delays is not None and inputs.delays.work and inputs.step_work is None
+    if inputs.changed is not None or is_other_work:
         options = _at_highest_clocks(options)
     return PlanRequest(
         profile=profile,
