@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
 # Limits that differ by less than this share are the same: drivers round them.
-_SAME_LIMIT = 0.01
+SAME_LIMIT = 0.01
 _MAX_VALUE = 1e6
 _WORD = re.compile(r"[A-Za-z0-9._+-]{1,64}")
 _FLAGS = {True: "on", False: "off"}
@@ -157,7 +157,7 @@ def is_known(of_stages: Sequence[GpuConditions | None]) -> bool:
 
 def _is_same(name: str, one: float | str, other: float | str) -> bool:
     if name in _LIMITS and not isinstance(one, str) and not isinstance(other, str):
-        return math.isclose(one, other, rel_tol=_SAME_LIMIT)
+        return math.isclose(one, other, rel_tol=SAME_LIMIT)
     return one == other
 
 

@@ -359,6 +359,7 @@ class JobLoopState(Record):
         order_comparison: newest comparison of its order with others; None: not compared yet.
         refused: newest refused registration; None: none since the job was registered last.
         shape_change: newest change of the number of microbatches; None: none in this run.
+        power_limits_w: mean enforced power limit of a GPU by stage, W; empty: not all are known.
     """
 
     job_id: str
@@ -376,6 +377,7 @@ class JobLoopState(Record):
     order_comparison: OrderComparison | None = None
     refused: RefusedRegistration | None = None
     shape_change: ShapeChange | None = None
+    power_limits_w: tuple[float, ...] = ()
 
     @property
     def order_advice(self) -> OrderAdvice | None:

@@ -13,7 +13,7 @@ from tests.planner.one_rank import register_rank
 from tests.planner.running import two_stages
 from tests.planner.samples import MOMENT, job_spec, rank_record
 from tests.planner.stores import opened_store
-from tests.planner.use_cases import put_profile, register_job
+from tests.planner.use_cases import change_target, put_profile, register_job
 
 from flyball_profiles.gpu_conditions import GpuConditions
 from flyball_profiles.stage_profile import StageProfile
@@ -30,7 +30,10 @@ from flyball_server.jobs.reconcile.plans import ReplanReconciler
 from flyball_server.jobs.registry.inspection import get_job, get_plan, get_profile, notes
 from flyball_server.jobs.registry.launch import Launch
 from flyball_server.jobs.services import JobServices
+from flyball_server.views.job_power import get_power
 from flyball_wire.messages import JobState, MeasurementBatch, Profiling, StepMeasurement
+from flyball_wire.plan_options import TargetChange
+from flyball_wire.targets import LIMIT_TARGET
 
 H100 = GpuConditions(
     power_limit_w=700.0, default_power_limit_w=700.0, power_profile="none", driver="580.1"
@@ -97,6 +100,15 @@ class Conditioned:
     @property
     def policy(self) -> str:
         return get_plan(self.services, "job", self.newest).plan.policy
+
+    @property
+    def target(self) -> str:
+        return get_plan(self.services, "job", self.newest).plan.target
+
+    @property
+    def drawn_w(self) -> float:
+        plan = get_plan(self.services, "job", self.newest).plan
+        return plan.predicted.energy_j / plan.iteration_time_s
 
     @property
     def state(self) -> JobState:
@@ -191,6 +203,67 @@ def test_a_target_of_power_keeps_its_plan_and_says_so() -> None:
     assert job.notes == [
         f"{LINE}; the plan is kept for its power, and its time does not hold {UNTIL_SENT}"
     ]
+
+
+def test_a_budget_of_limits_follows_them_as_they_move() -> None:
+    """Two GPUs; what the plan may draw on average is what their limits let them, together."""
+    job = Conditioned(two_stages(), target=LIMIT_TARGET)
+    assert job.target == "fastest", "no limit is known yet"
+    job.register(replace(H100, power_limit_w=None))
+    job.react()
+    note = (
+        "target power:limit: the power limits of ranks 0, 1 are not known; those of the profile"
+        " count, or none"
+    )
+    assert note in notes(job.services, get_job(job.services, "job"))
+    job.register(replace(H100, power_limit_w=250.0))
+    job.react()
+    assert job.target == "power:500"
+    assert job.drawn_w <= 500
+    job.post(0, replace(H100, power_limit_w=200.0))
+    job.react()
+    assert job.target == "power:450"
+    version = job.newest
+    job.post(0, replace(H100, power_limit_w=200.5))
+    job.react()
+    assert job.newest == version, "rounded"
+    assert note not in notes(job.services, get_job(job.services, "job"))
+
+
+def test_a_budget_of_limits_begins_with_those_of_the_profile() -> None:
+    job = Conditioned(under(CAPPED), target=LIMIT_TARGET)
+    assert job.target == "power:660"
+    change_target(job.services, "job", TargetChange(target="fastest"))
+    job.register(replace(CAPPED, power_limit_w=327.5))
+    job.react()
+    assert job.target == "fastest"
+    change_target(job.services, "job", TargetChange(target=LIMIT_TARGET))
+    assert job.target == "power:655", "of the ranks, which had been read before"
+
+
+def test_planned_watts_are_those_of_each_ranks_gpu() -> None:
+    job = Conditioned(
+        replace(under(H100), num_ranks_per_stage=(1, 2)), num_ranks=3, target="power:500"
+    )
+    for rank, stage in enumerate((0, 1, 1)):
+        record = rank_record(rank, stage=stage, dp_rank=rank // 2, emulated=False, conditions=H100)
+        register_rank(job.services, record)
+    found = get_power(job.services, "job")
+    assert (found.version, found.target, found.power_limit_w) == (1, "power:500", 2100.0)
+    planned_w = [rank.planned_power_w or 0.0 for rank in found.ranks]
+    assert planned_w[1] == planned_w[2]
+    assert sum(planned_w) == pytest.approx(job.drawn_w)
+    assert found.planned_power_w == pytest.approx(job.drawn_w)
+    register_rank(job.services, rank_record(2, stage=1, dp_rank=1, emulated=False))
+    assert get_power(job.services, "job").power_limit_w is None
+
+
+def test_without_a_plan_no_watts_are_planned() -> None:
+    job = Conditioned()
+    job.register(H100)
+    found = get_power(job.services, "job")
+    assert (found.version, found.planned_power_w, found.power_limit_w) == (None, None, 1400.0)
+    assert [rank.planned_power_w for rank in found.ranks] == [None, None]
 
 
 def test_a_profile_for_the_present_conditions_is_planned_from(job: Conditioned) -> None:

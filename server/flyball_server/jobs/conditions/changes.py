@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 
 from flyball_profiles.gpu_conditions import (
     ConditionChange,
@@ -13,7 +14,7 @@ from flyball_profiles.gpu_conditions import (
 )
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.jobs.records import RankRecord, ranks_text
-from flyball_wire.targets import parse_target
+from flyball_wire.targets import LIMIT_TARGET, parse_target
 
 # A limit holds no work down whose mean power is at most this share of it.
 _UNLIMITED = 0.9
@@ -144,6 +145,32 @@ def condition_notes(
     if len(changed) > _MOST_LINES:
         notes.append(f"{len(changed) - _MOST_LINES} more conditions of GPUs are not the profile's")
     return notes
+
+
+def stage_limits_w(ranks: Sequence[RankRecord], num_stages: int) -> tuple[float, ...]:
+    """Return the mean enforced power limit of the GPUs of each stage, W; empty: not all known."""
+    of_stages: list[list[float]] = [[] for _ in range(num_stages)]
+    for rank in ranks:
+        limit_w = None if rank.conditions is None else rank.conditions.power_limit_w
+        if limit_w is None or rank.stage >= num_stages:
+            return ()
+        of_stages[rank.stage].append(limit_w)
+    return tuple(map(fmean, of_stages)) if all(of_stages) else ()
+
+
+def limit_note(ranks: Sequence[RankRecord], target: str) -> list[str]:
+    """Return a line where the target is the sum of limits and some are not known."""
+    unknown = [
+        rank.rank
+        for rank in ranks
+        if not rank.has_left and (rank.conditions is None or rank.conditions.power_limit_w is None)
+    ]
+    if target != LIMIT_TARGET or not unknown:
+        return []
+    return [
+        f"target {LIMIT_TARGET}: the power limits of {ranks_text(unknown)} are not known; those of"
+        " the profile count, or none"
+    ]
 
 
 def keeps_plan(target: str) -> bool:

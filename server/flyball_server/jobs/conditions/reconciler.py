@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from flyball_profiles.gpu_conditions import SAME_LIMIT
 from flyball_profiles.stage_profile import StageProfile
-from flyball_server.jobs.conditions.changes import ProfiledConditions, changed_ranks
+from flyball_server.jobs.conditions.changes import (
+    ProfiledConditions,
+    changed_ranks,
+    stage_limits_w,
+)
 from flyball_server.jobs.job_state import OVER, UNPROFILED, JobInput
 from flyball_server.jobs.loop_state import ChangedConditions, JobLoopState
 from flyball_server.jobs.records import JobRecord, RankRecord
@@ -19,6 +25,7 @@ from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.jobs.stragglers.announcements import forget_measured_slowdowns
 from flyball_wire.messages import JobState
+from flyball_wire.targets import LIMIT_TARGET
 
 _LOG = logging.getLogger(__name__)
 
@@ -70,6 +77,7 @@ class ConditionsReconciler(SlottedReconciler):
             self._read_s.pop(job_id, None)
             return None
         self._read_s[job_id] = time.monotonic()
+        _store_limits(services, found)
         changed = [one for one in changed_ranks(found.profiled, found.ranks) if one.is_of_work]
         is_without = not found.has_profile and found.job.state in {
             *UNPROFILED,
@@ -122,6 +130,31 @@ def _read(reader: JobReader, job: JobRecord) -> _Found:
         loop_state=reader.find_loop_state(job.job_id),
         has_profile=reader.has_profile(job.job_id),
     )
+
+
+def _store_limits(services: JobServices, found: _Found) -> None:
+    """Store the ranks' power limits; `ReplanReconciler` plans a job whose target they are."""
+    job_id = found.job.job_id
+    is_whole = len(found.ranks) >= found.job.spec.num_expected_ranks
+    limits_w = stage_limits_w(found.ranks, found.job.spec.num_stages) if is_whole else ()
+    before_w = found.loop_state.power_limits_w
+    if len(limits_w) == len(before_w) and all(map(_is_same_limit, before_w, limits_w)):
+        return
+    with services.store.writing(job_id) as writer:
+        job, loop_state = require_job(writer, job_id), writer.find_loop_state(job_id)
+        if job.start_id != found.job.start_id:
+            return
+        writer.save_loop_state(loop_state.evolve(power_limits_w=limits_w))
+        target = loop_state.inputs.target or job.spec.target
+        if target == LIMIT_TARGET and writer.has_profile(job_id):
+            writer.save_job(job.with_change(JobInput.CONTROL))
+            _LOG.info(
+                "job %s: planned for %g W, the sum of its power limits", job_id, sum(limits_w)
+            )
+
+
+def _is_same_limit(one_w: float, other_w: float) -> bool:
+    return math.isclose(one_w, other_w, rel_tol=SAME_LIMIT)
 
 
 def _plan_from_kept(services: JobServices, found: _Found) -> bool:

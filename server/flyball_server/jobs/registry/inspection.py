@@ -5,7 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from flyball_profiles.stage_profile import EnergyScope, StageProfile
-from flyball_server.jobs.conditions.changes import ProfiledConditions, condition_notes
+from flyball_server.jobs.conditions.changes import (
+    ProfiledConditions,
+    condition_notes,
+    limit_note,
+)
 from flyball_server.jobs.errors import (
     MissingProfileError,
     UnknownJobError,
@@ -181,6 +185,7 @@ def gpu_notes(summary: JobSummary) -> list[str]:
     if summary.job.state in OVER:
         return scope_notes(summary.ranks, summary.profile_scope)
     return [
+        *limit_note(summary.ranks, summary.target),
         *condition_notes(
             summary.profiled,
             summary.ranks,

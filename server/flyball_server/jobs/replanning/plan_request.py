@@ -24,6 +24,7 @@ from flyball_server.planning.planner import PlanRequest
 from flyball_server.planning.request_options import (
     DEFAULT_RECONFIGURE_GRANULARITY_MHZ,
     clock_transitions,
+    limit_target,
     with_known_transitions,
 )
 from flyball_server.planning.schedule_choice import is_auto
@@ -37,6 +38,7 @@ from flyball_wire.plan_options import (
     check_together,
     plan_options,
 )
+from flyball_wire.targets import LIMIT_TARGET
 
 MAX_OTHER_ORDERS = 16
 GpuTable = Callable[[str], GpuWindow]
@@ -147,7 +149,7 @@ def plan_request(
         known,
         blocking_power_w=_blocking_power_w(spec, window, loop_state),
         reconfigure=Reconfigure.DEFAULT if is_measured else spec.reconfiguration,
-        target=loop_state.inputs.target or spec.target,
+        target=_target(spec, profile, loop_state),
         effort=loop_state.inputs.effort or spec.effort,
     )
     inputs = loop_state.inputs
@@ -160,6 +162,14 @@ def plan_request(
         options=options,
         reconfigure_granularity_mhz=granularity_mhz,
     )
+
+
+def _target(spec: JobSpec, profile: StageProfile, loop_state: JobLoopState) -> str:
+    """Return the current target, with W in place of `power:limit`, or as the fastest if unknown."""
+    target = loop_state.inputs.target or spec.target
+    if target != LIMIT_TARGET:
+        return target
+    return limit_target((profile,), loop_state.power_limits_w) or DEFAULT_TARGET
 
 
 def _at_highest_clocks(options: PlanOptions) -> PlanOptions:
