@@ -284,6 +284,22 @@ def test_a_profile_for_the_present_conditions_is_planned_from(job: Conditioned) 
     assert (job.policy, job.notes) == ("frontier", [])
 
 
+def test_a_profile_that_is_sent_is_planned_from_at_once_if_it_is_of_the_present_conditions(
+    job: Conditioned,
+) -> None:
+    for rank in (0, 1):
+        job.post(rank, CAPPED)
+    job.react()
+    put_profile(job.services, "job", under(replace(H100, power_limit_w=200.0)))
+    assert job.policy == "baseline"
+    assert job.notes[0].startswith("ranks 0, 1: power limit 330 W (profiled: 200 W); ")
+    put_profile(job.services, "job", under(CAPPED))
+    assert (job.policy, job.notes) == ("frontier", [])
+    version = job.newest
+    job.react()
+    assert job.newest == version
+
+
 def test_profiles_are_kept_for_the_next_run(job: Conditioned) -> None:
     slower = replace(two_stages(1.05), conditions=(CAPPED, CAPPED))
     put_profile(job.services, "job", slower)

@@ -13,6 +13,7 @@ from flyball_profiles.gpu_conditions import (
     common_conditions,
 )
 from flyball_profiles.stage_profile import StageProfile
+from flyball_server.jobs.loop_state import ChangedConditions
 from flyball_server.jobs.records import RankRecord, ranks_text
 from flyball_wire.targets import LIMIT_TARGET, parse_target
 
@@ -112,6 +113,16 @@ def changed_ranks(
         ChangedRanks(text=text, ranks=tuple(sorted(numbers)), is_of_work=is_of_work)
         for (is_of_work, text), numbers in sorted(found.items(), key=lambda item: not item[0][0])
     )
+
+
+def changed_conditions(
+    profiled: ProfiledConditions | None, ranks: Sequence[RankRecord], now_unix_s: float
+) -> ChangedConditions | None:
+    """Return what keeps a profile from holding for these ranks; None: it holds."""
+    changed = [str(one) for one in changed_ranks(profiled, ranks) if one.is_of_work]
+    if not changed:
+        return None
+    return ChangedConditions(text="; ".join(changed), since_unix_s=now_unix_s)
 
 
 def num_changed(profiled: ProfiledConditions | None, ranks: Sequence[RankRecord]) -> int:

@@ -12,6 +12,7 @@ from flyball_profiles.gpu_conditions import SAME_LIMIT
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.jobs.conditions.changes import (
     ProfiledConditions,
+    changed_conditions,
     changed_ranks,
     stage_limits_w,
 )
@@ -78,25 +79,19 @@ class ConditionsReconciler(SlottedReconciler):
             return None
         self._read_s[job_id] = time.monotonic()
         _store_limits(services, found)
-        changed = [one for one in changed_ranks(found.profiled, found.ranks) if one.is_of_work]
+        now_s = services.now().timestamp()
+        changed = changed_conditions(found.profiled, found.ranks, now_s)
         is_without = not found.has_profile and found.job.state in {
             *UNPROFILED,
             JobState.PLANNING_FAILED,
         }
         if (changed or is_without) and _plan_from_kept(services, found):
             return None
-        if not changed:
-            self._note(services, found, None)
-            return None
-        return self._keep_highest(services, found, "; ".join(map(str, changed)))
-
-    def _keep_highest(self, services: JobServices, found: _Found, text: str) -> float | None:
-        now_s = services.now().timestamp()
         before = found.loop_state.inputs.changed
-        if before is None or before.text != text:
-            self._note(services, found, ChangedConditions(text=text, since_unix_s=now_s))
-            return SETTLE_S if found.job.spec.is_profiled_online else None
-        if not found.job.spec.is_profiled_online:
+        if changed is None or before is None or before.text != changed.text:
+            self._note(services, found, changed)
+            before = changed
+        if before is None or not found.job.spec.is_profiled_online:
             return None
         left_s = before.since_unix_s + SETTLE_S - now_s
         if left_s <= 0:
