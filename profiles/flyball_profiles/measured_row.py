@@ -38,6 +38,9 @@ SCOPE_COLUMN = "energy_scope"
 # Conditions that the GPU was measured under, `NAME=VALUE` with spaces between; empty or absent: not
 # recorded.
 CONDITIONS_COLUMN = "conditions"
+# Limit that kept the GPU below the locked clock, such as `power`; empty or absent: it was held.
+# A row whose lock was lost says nothing of a limit.
+HELD_COLUMN, LOST = "held_by", "lost"
 # Model chunk of the stage; empty or absent: the whole stage.
 CHUNK_COLUMN = "chunk"
 
@@ -191,7 +194,16 @@ def _point(cells: Mapping[str, object]) -> OperatingPoint:
         rank_waiting_s=_optional(cells, RANK_WAITING_COLUMN, MAX_RANK_WAITING_S),
         time_error_s=time_error_s,
         jitter=_jitter(cells, time_error_s / time_s),
+        held_by=_held_by(cells),
     )
+
+
+def _held_by(cells: Mapping[str, object]) -> str:
+    value = cells.get(HELD_COLUMN)
+    if _is_empty(value):
+        return ""
+    text = value.strip() if isinstance(value, str) else "?"
+    return "" if text == LOST else text
 
 
 def _jitter(cells: Mapping[str, object], time_error: float) -> float:
