@@ -166,6 +166,7 @@ def test_ranks_run_a_plan_from_the_step_that_is_named(planner: LivePlanner) -> N
         "num_timed_steps": 12,
         "requests": [],
         "pipeline": None,
+        "baseline_cycle": [],
     }
     assert planner.http.get(plan_path, params={"after_version": 1}).status_code == 204
     assert planner.acknowledge(1, 1, 10).json() == {"version": 1, "first_step": None}
