@@ -84,6 +84,16 @@ class GpuConditions:
         return ", ".join(shown)
 
     @property
+    def at_rest(self) -> GpuConditions:
+        """These without what is one of a GPU under load only."""
+        return replace(self, memory_clock_mhz=None)
+
+    def filled(self, other: GpuConditions) -> GpuConditions:
+        """Return these, with what is not known of them from others."""
+        unknown = {name for name, value in vars(self).items() if value is None}
+        return replace(self, **{name: getattr(other, name) for name in unknown})
+
+    @property
     def is_limited(self) -> bool:
         """True if the enforced power limit is surely below its default."""
         limit_w, default_w = self.power_limit_w, self.default_power_limit_w

@@ -332,13 +332,14 @@ def _measure(arguments: argparse.Namespace, gpu: GpuDevice, workload: Workload) 
         highest_mhz=arguments.max_mhz,
         step_mhz=arguments.step_mhz,
     )
+    conditions = gpu.conditions()
     measured = Measured(
         stage=arguments.stage,
         chunk=arguments.chunk,
         rank=labels_of(arguments),
         gpu_name=gpu.name,
         energy_scope=gpu.energy_scope(),
-        conditions=gpu.conditions(),
+        conditions=None if conditions is None else conditions.at_rest,
     )
     file = PointsFile(arguments.output, measured)
     known = _begin(file, resume=arguments.resume)
@@ -388,8 +389,9 @@ def _check_conditions(file: PointsFile, gpu: GpuDevice) -> None:
         raise CommandError(
             f"the GPU's conditions have changed while it was measured: {changed}; restore them"
         )
-    if not file.num_points():  # read under load, and so more is known
-        file.measured = replace(file.measured, conditions=now)
+    if now is not None:  # read under load, and so more is known
+        known = now if before is None else before.filled(now)
+        file.measured = replace(file.measured, conditions=known)
 
 
 def _begin(file: PointsFile, *, resume: bool) -> list[MeasuredPoint]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import replace
 
 from flyball_client.gpu._base import GpuDevice
 from flyball_profiles.gpu_conditions import GpuConditions, changes
@@ -64,7 +63,6 @@ class ConditionsWatch:
                 _logger.warning(
                     "%s: its GPU's conditions have changed: %s", self._rank_name, change
                 )
-            lost = {name for name, value in vars(found).items() if value is None}
-            found = replace(found, **{name: getattr(known, name) for name in lost})
+            found = found.filled(known)
         self._known = found
         return found

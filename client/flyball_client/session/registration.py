@@ -116,6 +116,7 @@ def registration_of_rank(
         layout: Its ranks in data, tensor and context parallelism.
     """
     dp_rank, tp_rank, cp_rank = layout
+    conditions = conditions_of(gpu)
     return RankRegistration(
         stage=stage,
         host=socket.gethostname(),
@@ -129,7 +130,7 @@ def registration_of_rank(
         node=_boot_id(),
         sm_clocks_mhz=supported_mhz or None,
         energy_scope=_energy_scope(gpu),
-        conditions=conditions_of(gpu),
+        conditions=None if conditions is None else conditions.at_rest,
     )
 
 

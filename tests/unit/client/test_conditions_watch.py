@@ -78,5 +78,5 @@ def test_a_session_registers_and_posts_them(
         gpu.gpu_conditions = CAPPED
         run_step(session)
         wait_until(planner, lambda: len(planner.measurements) == 2)
-    assert planner.registrations[0].conditions == FULL
+    assert planner.registrations[0].conditions == FULL.at_rest
     assert [planner.measurements[step].conditions for step in (0, 1)] == [FULL, CAPPED]

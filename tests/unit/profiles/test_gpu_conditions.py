@@ -94,6 +94,12 @@ def test_common_conditions_are_those_that_all_share() -> None:
     assert common_conditions([]) is None
 
 
+def test_what_is_not_known_may_come_from_others() -> None:
+    assert H100.at_rest.memory_clock_mhz is None
+    capped = replace(H100.at_rest, power_limit_w=500.0)
+    assert capped.filled(H100) == replace(H100, power_limit_w=500.0)
+
+
 def test_a_limit_below_the_default_is_one() -> None:
     assert replace(H100, power_limit_w=500.0).is_limited
     assert not H100.is_limited
