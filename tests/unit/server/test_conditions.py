@@ -9,9 +9,9 @@ from itertools import count
 from types import SimpleNamespace
 
 import pytest
-from tests.planner.one_rank import register_rank
+from tests.planner.one_rank import acknowledge, register_rank, store_measurements
 from tests.planner.running import two_stages
-from tests.planner.samples import MOMENT, job_spec, rank_record
+from tests.planner.samples import MOMENT, job_spec, rank_record, step_record
 from tests.planner.stores import opened_store
 from tests.planner.use_cases import change_target, put_profile, register_job
 
@@ -19,7 +19,11 @@ from flyball_profiles.gpu_conditions import GpuConditions
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.http.mapping import rank_post
 from flyball_server.jobs.conditions import reconciler
-from flyball_server.jobs.conditions.changes import ProfiledConditions, changed_ranks
+from flyball_server.jobs.conditions.changes import (
+    ProfiledConditions,
+    changed_ranks,
+    with_conditions,
+)
 from flyball_server.jobs.conditions.reconciler import (
     SETTLE_S,
     SHORTEST_PERIOD_S,
@@ -27,6 +31,7 @@ from flyball_server.jobs.conditions.reconciler import (
 )
 from flyball_server.jobs.measurements.measurements import store_together
 from flyball_server.jobs.reconcile.plans import ReplanReconciler
+from flyball_server.jobs.reconcile.probes import ProbeReconciler
 from flyball_server.jobs.registry.inspection import get_job, get_plan, get_profile, notes
 from flyball_server.jobs.registry.launch import Launch
 from flyball_server.jobs.services import JobServices
@@ -339,6 +344,44 @@ def test_a_job_profiled_online_is_measured_again_once_a_change_has_held() -> Non
     job.react()
     assert get_profile(job.services, "job") == under(H100)
     assert (job.state, job.policy) == (JobState.PLANNED, "frontier")
+
+
+def test_a_job_that_is_measured_again_is_probed_under_the_new_conditions() -> None:
+    job = Conditioned(profiling=Profiling.ONLINE, num_microbatches=8)
+    job.register(H100)
+    put_profile(job.services, "job", under(H100))
+    for rank in (0, 1):
+        job.post(rank, CAPPED)
+    job.react()
+    job.pass_time(SETTLE_S)
+    job.react()
+    assert job.state == JobState.AWAITING_PROFILE
+    for rank in (0, 1):
+        record = rank_record(
+            rank, emulated=False, conditions=CAPPED, sm_clocks_mhz=(1400, 1300, 1200, 1100)
+        )
+        register_rank(job.services, record)
+    for rank in (0, 1):
+        named = acknowledge(job.services, "job", rank, version=job.newest, current_step=job.step)
+    assert named.first_step is not None
+    for rank in (0, 1):
+        step = step_record(named.first_step, rank, plan_version=job.newest)
+        store_measurements(job.services, "job", rank, [step])
+    ProbeReconciler()(job.services, "job")
+    assert job.state == JobState.PROFILING
+    assert get_plan(job.services, "job", job.newest).plan.is_probe
+
+
+def test_a_measured_profile_is_of_what_all_ranks_of_a_stage_have_in_common() -> None:
+    ranks = [
+        rank_record(0, conditions=H100),
+        rank_record(1, conditions=H100),
+        rank_record(2, stage=1, conditions=CAPPED),
+    ]
+    found = with_conditions(two_stages(), ranks).conditions
+    assert found == (H100, replace(H100, power_limit_w=None))
+    ranks.append(rank_record(3, stage=0))
+    assert with_conditions(two_stages(), ranks).conditions[0] is None
 
 
 def test_the_power_of_a_stage_is_that_of_one_gpu_while_it_computes() -> None:
