@@ -141,6 +141,12 @@ _SUMMED_GAUGES = (
         "ranks.present",
         "Registered ranks with a recent heartbeat that have not left.",
     ),
+    (
+        "flyball_ranks_under_other_conditions",
+        "ranks.changed",
+        "Ranks whose GPU runs under a power limit, power profile, memory clock or ECC mode that the"
+        " profile was not measured under.",
+    ),
 )
 _COUNTERS = (
     (

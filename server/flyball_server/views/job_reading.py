@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from flyball_server.jobs.conditions.changes import num_changed
+from flyball_server.jobs.job_state import OVER
 from flyball_server.jobs.lifecycle.job_life import is_emulated, is_gone, last_sign, refused_text
 from flyball_server.jobs.loop_state import GpuChange
 from flyball_server.jobs.measurements.step_fold import StepFold
@@ -60,11 +62,16 @@ class StageMeasurement:
 
 @dataclass(frozen=True, kw_only=True)
 class RankCounts:
-    """Number of ranks that are expected, registered and alive."""
+    """Number of ranks that are expected, registered and alive, and of those with changed GPUs.
+
+    Attributes:
+        changed: ranks whose GPU runs under conditions that the profile does not hold for.
+    """
 
     expected: int
     registered: int
     present: int
+    changed: int = 0
 
 
 @dataclass(kw_only=True)
@@ -272,6 +279,9 @@ def _read_job(services: JobServices, reader: JobReader, facts: JobFacts) -> None
         expected=job.spec.num_expected_ranks,
         registered=len(ranks),
         present=sum(not is_gone(rank, now, services.life) for rank in ranks),
+        changed=0
+        if job.state in OVER
+        else num_changed(reader.profiled_conditions(job.job_id), ranks),
     )
     _read_plans(reader, facts)
     before = facts.fold.place
