@@ -42,6 +42,7 @@ def job_overview(facts: JobFacts) -> JobOverview:
         factors=facts.factors,
         delays=facts.delays,
         condition=facts.condition,
+        own_plan=facts.own_plan,
         headline=headline_of(
             savings.versions,
             facts.prediction,

@@ -41,9 +41,10 @@ export function createFiguresPanel(element) {
   table.prepend(caption);
   const deviations = make("ul.deviations");
   const delays = make("p.note.delays");
+  const ownPlan = make("p.note.own-plan");
   const title = make("h2.visually-hidden", "Figures");
-  const folded = make("details.more-figures", more, deviations, heroes, frame, delays);
-  setChildren(element, title, headline, folded);
+  const parts = [more, deviations, heroes, frame, ownPlan, delays];
+  setChildren(element, title, headline, make("details.more-figures", ...parts));
   let shown = "";
   return {
     update({ overview }) {
@@ -56,6 +57,8 @@ export function createFiguresPanel(element) {
       setChildren(deviations, ...notes.map((note) => make("li", note)));
       setText(more, moreText(overview, notes.length));
       setChildren(heroes, ...heroFigures(overview));
+      ownPlan.hidden = overview.own_plan === null;
+      setText(ownPlan, `Newest step's own plan: ${overview.own_plan?.text ?? ""}.`);
       delays.hidden = overview.delays === null;
       setText(delays, `Beside the instructions the plan counts ${overview.delays?.text ?? ""}.`);
       setChildren(head, ...headRows(overview));

@@ -5,12 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from flyball_profiles.stage_profile import EnergyScope, StageProfile
+from flyball_server.jobs.conditions.changes import (
+    ProfiledConditions,
+    condition_notes,
+    limit_note,
+)
 from flyball_server.jobs.errors import (
     MissingProfileError,
     UnknownJobError,
     UnknownPlanError,
     UnknownRankError,
 )
+from flyball_server.jobs.job_state import OVER
 from flyball_server.jobs.lifecycle.job_life import job_notes
 from flyball_server.jobs.loop_state import JobLoopState
 from flyball_server.jobs.records import JobRecord, PlanRecord, RankRecord
@@ -31,6 +37,7 @@ class JobSummary:
         versions: all its versions, rising.
         loop_state: state of its reconcile loop.
         profile_scope: what the energies of its profile count; None: not known.
+        profiled: conditions that its profile was measured under; None: not known.
     """
 
     job: JobRecord
@@ -40,6 +47,12 @@ class JobSummary:
     loop_state: JobLoopState
     versions: tuple[PlanVersion, ...] = ()
     profile_scope: EnergyScope | None = None
+    profiled: ProfiledConditions | None = None
+
+    @property
+    def target(self) -> str:
+        """Current target."""
+        return self.loop_state.inputs.target or self.job.spec.target
 
 
 def get_job(services: JobServices, job_id: str) -> JobSummary:
@@ -133,6 +146,7 @@ def summarise(reader: JobReader, job: JobRecord) -> JobSummary:
         loop_state=reader.find_loop_state(job.job_id),
         versions=versions,
         profile_scope=reader.profile_scope(job.job_id),
+        profiled=reader.profiled_conditions(job.job_id),
     )
 
 
@@ -150,7 +164,23 @@ def notes(services: JobServices, summary: JobSummary) -> tuple[str, ...]:
         now=services.now(),
         times=services.life,
     )
-    return (*of_plan, *of_job, *scope_notes(summary.ranks, summary.profile_scope))
+    return (*of_plan, *of_job, *gpu_notes(summary))
+
+
+def gpu_notes(summary: JobSummary) -> list[str]:
+    """Return a line for each thing about the job's GPUs that is not as profiled."""
+    if summary.job.state in OVER:
+        return scope_notes(summary.ranks, summary.profile_scope)
+    return [
+        *limit_note(summary.ranks, summary.target),
+        *condition_notes(
+            summary.profiled,
+            summary.ranks,
+            target=summary.target,
+            is_profiled_online=summary.job.spec.is_profiled_online,
+        ),
+        *scope_notes(summary.ranks, summary.profile_scope),
+    ]
 
 
 def shape_notes(summary: JobSummary) -> tuple[str, ...]:
