@@ -326,14 +326,13 @@ function namedPlaces({ points }, marks, frame) {
 }
 
 /**
- * Create the entries of the legend: points, bound and the kinds of marks that are shown.
+ * Create the entries of the legend: points, curves and the kinds of marks that are shown; the bound has a label.
  * @param {Mark[]} marks
  */
 export function frontierLegend(marks) {
   const kinds = [...new Set(marks.map(({ kind }) => kind))];
   return [
     entry(makeSvg("circle.frontier-key-point", { r: 4 }), "plans"),
-    entry(makeSvg("path.frontier-bound", { d: "M-9 0H9" }), "lower bound"),
     entry(makeSvg("path.frontier-constant", { d: "M-9 0H9" }), "one clock per stage"),
     entry(makeSvg("path.frontier-global", { d: "M-9 0H9" }), "one for all"),
     ...kinds.map((kind) => {
