@@ -228,6 +228,14 @@ def test_every_page_is_in_the_index_of_its_folder(folder: Path) -> None:
     assert folder == DOCS or "decisions/README.md" in (DOCS / "README.md").read_text()
 
 
+def test_the_written_pages_are_short_enough_to_be_read() -> None:
+    templates = sorted((DOCS / "scripts/reference").glob("*.in"))
+    generated = {template.stem for template in templates}
+    written = [page for page in DOCS.glob("*.md") if page.name not in generated]
+    words = [word for page in (*written, *templates) for word in page.read_text().split()]
+    assert sum(any(map(str.isalnum, word)) for word in words) <= 31_000
+
+
 # ------------------------------------------------------------------ what it shows exists
 
 
