@@ -408,7 +408,7 @@ class TestJobStore:
         assert before.free_bytes is None or before.free_bytes > 0
         with store_with_job.writing("job") as writer:
             writer.save_ranks([rank_record()])
-            writer.save_steps([step_record(step) for step in range(5_000)])
+            writer.save_steps(tuple(step_record(step) for step in range(5_000)))
         assert store_with_job.space().size_bytes > before.size_bytes
         store_with_job.close()
         with pytest.raises(StoreClosedError):
