@@ -25,7 +25,11 @@ from flyball_client.session.instruction_timings import Transfer
 from flyball_client.session.rank_session import RankSession
 from flyball_integrations.deepspeed.engine_order import EagerP2P, EngineOrder
 from flyball_integrations.deepspeed.settings import P2P, SCHEDULES
-from flyball_integrations.shared.attach_options import AttachOptions, check_options
+from flyball_integrations.shared.attach_options import (
+    AttachOptions,
+    announced_text,
+    check_options,
+)
 from flyball_integrations.shared.attachment import Overrides, RankEnds, RankLayout
 from flyball_integrations.shared.device_hooks import DeviceHooks
 from flyball_integrations.shared.instruction_hooks import (
@@ -238,11 +242,13 @@ def attach(
             _check(engine, schedule=schedule, p2p=p2p, extra_forwards=extra_forwards)
             registration = _registration(engine, schedule, extra_forwards)
             order = order_to_run(registration)
-            joining.order = order_text(registration, beside=f", p2p {p2p}")
+            joining.order = order_text(registration, beside=f", p2p {p2p}{announced_text(options)}")
             ends = _open_ends(opened, options, engine, job_id)
             hooks = ends.device_hooks(engine.device)
             session = ends.open_session(hooks=hooks)
-            session.start()
+        with on_all_ranks_or_none():
+            # Gradients are averaged once a step: the engine refuses ZeRO 2 and 3.
+            ends.start(session, coupling="step")
         _hook(ends, engine, session, hooks, order=order, p2p=p2p)
         ends.register(registration, session, partial(_with_microbatches, registration))
         # `detach` closes all of it, the last first.

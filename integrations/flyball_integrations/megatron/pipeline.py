@@ -29,6 +29,7 @@ from megatron.core import parallel_state
 from megatron.core.pipeline_parallel import schedules
 
 from flyball_client.session.rank_session import RankSession
+from flyball_client.steps.agreement import Coupling
 from flyball_integrations.megatron.order import (
     interleaved,
     one_f_one_b,
@@ -36,7 +37,11 @@ from flyball_integrations.megatron.order import (
 )
 from flyball_integrations.megatron.timers import HookedTimers
 from flyball_integrations.megatron.training import MegatronTraining
-from flyball_integrations.shared.attach_options import AttachOptions, check_options
+from flyball_integrations.shared.attach_options import (
+    AttachOptions,
+    announced_text,
+    check_options,
+)
 from flyball_integrations.shared.attachment import Overrides, RankEnds, RankLayout
 from flyball_integrations.shared.device_hooks import DeviceHooks
 from flyball_integrations.shared.one_order import on_all_ranks_or_none, order_text
@@ -220,11 +225,12 @@ def attach(
             order = _order(config, num_microbatches)
             num_ranks = torch.distributed.get_world_size()
             registration = registration_of(order, num_ranks)
-            joining.order = order_text(registration)
+            joining.order = order_text(registration, beside=announced_text(options))
             ends = _open_ends(opened, options, order, job_id=job_id, initial_step=initial_step)
             device_hooks = ends.device_hooks(_device(), has_whole_steps=is_whole)
             session = ends.open_session(hooks=device_hooks, has_whole_steps=is_whole)
-            session.start()
+        with on_all_ranks_or_none():
+            ends.start(session, coupling="unknown" if is_whole else _coupling_of(config))
         if ends.registers_job:
             _warn_of_held_back_sends(registration, config, job_id)
         step: Callable[[], AbstractContextManager[None]]
@@ -319,6 +325,12 @@ def _device() -> torch.device:
     if not torch.cuda.is_available():
         return torch.device("cpu")
     return torch.device("cuda", torch.cuda.current_device())
+
+
+def _coupling_of(config: Any) -> Coupling:  # noqa: ANN401 - as above
+    """Return where ranks of other pipelines are met: its experts', or once a step."""
+    num_experts = getattr(config, "expert_model_parallel_size", None) or 1
+    return "instruction" if num_experts > 1 else "step"
 
 
 def _order(config: Any, num_microbatches: int) -> Schedule:  # noqa: ANN401

@@ -20,9 +20,15 @@ from typing import Literal, Unpack
 import torch
 import torch.distributed
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
 
 from flyball_client.session.rank_session import RankSession
-from flyball_integrations.shared.attach_options import AttachOptions, check_options
+from flyball_client.steps.agreement import Coupling
+from flyball_integrations.shared.attach_options import (
+    AttachOptions,
+    announced_text,
+    check_options,
+)
 from flyball_integrations.shared.attachment import Overrides, RankEnds, RankLayout
 from flyball_integrations.shared.one_order import on_all_ranks_or_none, order_text
 from flyball_integrations.shared.run_order import order_to_run
@@ -118,14 +124,15 @@ def attach(
             orders = _orders(registration)
             if orders:
                 rehearse(schedule, orders)
-            joining.order = order_text(registration)
+            joining.order = order_text(registration, beside=announced_text(options))
             place = find_place(stages_of(schedule), mesh=device_mesh, given=given)
             ends = _open_ends(
                 opened, options, schedule, place, job_id=job_id, initial_step=initial_step
             )
             hooks = ends.device_hooks(stages_of(schedule)[0].device)
             session = ends.open_session(hooks=hooks)
-            session.start()
+        with on_all_ranks_or_none():
+            ends.start(session, coupling=_coupling_of(schedule))
         patch = SchedulePatch(
             schedule,
             hooks.of(session),
@@ -245,6 +252,12 @@ def _open_ends(
         initial_step=initial_step,
         num_chunks=len(stages),
     )
+
+
+def _coupling_of(schedule: PipelineSchedule) -> Coupling:
+    """Return where data-parallel ranks meet: torch averages gradients once a step."""
+    modules = (each for stage in stages_of(schedule) for each in stage.submod.modules())
+    return "instruction" if any(isinstance(each, FSDPModule) for each in modules) else "step"
 
 
 def _set_order(

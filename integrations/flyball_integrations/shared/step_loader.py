@@ -1,0 +1,187 @@
+"""Loader that reads one step ahead, so that the step's work is known while the one before runs."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from numbers import Integral
+from typing import Any, Generic, Protocol, TypeVar, cast
+
+import torch
+
+from flyball_integrations.shared.attachment import Overrides
+
+_logger = logging.getLogger(__name__)
+
+B = TypeVar("B")
+BatchLengths = float | Sequence[float]
+"""Lengths of a batch's sequences, or as a float its time over that in the profile."""
+
+
+class StepAnnouncer(Protocol):
+    """Receiver of the work of steps, of one rank."""
+
+    @property
+    def next_step(self) -> int:
+        """Number of the step that begins next."""
+        ...
+
+    def announce(self, work: Sequence[BatchLengths], step: int) -> None:
+        """Announce the work of a step's batches; it raises nothing."""
+        ...
+
+
+def read_lengths(given: object) -> BatchLengths:
+    """Return lengths as numbers.
+
+    Args:
+        given: list or CPU tensor of lengths; a whole number: the only sequence's; a float: a
+            factor.
+
+    Raises:
+        ValueError: it is a tensor on a GPU, which would have to be waited for.
+        TypeError: it is none of these.
+    """
+    if isinstance(given, torch.Tensor):
+        if given.device.type != "cpu":
+            raise ValueError(f"lengths must be on the host, not on {given.device}")
+        given = given.tolist()
+    if isinstance(given, Integral):
+        return [float(given)]
+    if isinstance(given, float):
+        return given
+    return [float(each) for each in cast("Iterable[float]", given)]
+
+
+class StepLoader(Generic[B]):
+    """Items of a loader, read one step ahead and announced.
+
+    Items and their order are the loader's. `state_dict`, the loader's own too, is that before what
+    was read ahead. A pass reads nothing of the next one. All other attributes are the loader's.
+
+    Args:
+        loader: of batches.
+        lengths: returns a batch's lengths, as `read_lengths` takes them.
+        find_announcer: returns the announcer; None: none yet, and nothing is read ahead.
+        num_batches: number of batches in a step, which come as a list; None: one, as it is.
+    """
+
+    def __init__(
+        self,
+        loader: Iterable[B],
+        *,
+        lengths: Callable[[B], Any],
+        find_announcer: Callable[[], StepAnnouncer | None],
+        num_batches: int | None = None,
+    ) -> None:
+        if num_batches is not None and num_batches < 1:
+            raise ValueError(f"accumulate must be at least 1, not {num_batches}")
+        self._loader = loader
+        self._lengths = lengths
+        self._find_announcer = find_announcer
+        self._num_batches = num_batches
+        self._position = _Position(loader)
+        self._is_broken = False
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - the loader's
+        if name.startswith("__") or name == "_loader":  # as a copy looks for them
+            raise AttributeError(name)
+        return getattr(self._loader, name)
+
+    def __len__(self) -> int:
+        return math.ceil(len(cast("Sequence[B]", self._loader)) / (self._num_batches or 1))
+
+    def __iter__(self) -> Iterator[Any]:
+        self._position.release()
+        batches = iter(self._loader)
+        ahead = self._read(batches)
+        announced: int | None = None
+        while ahead:
+            now, failed = ahead, None
+            announcer = self._find_announcer()
+            looks_ahead = announcer is not None and self._position.hold()
+            if announcer is not None and looks_ahead:
+                step = announcer.next_step
+                if step != announced:
+                    self._announce(announcer, now, step)
+                try:
+                    ahead = self._read(batches)
+                except Exception as error:  # of the next step, and raised there
+                    failed = error
+                announced = step + 1
+                if ahead and failed is None:
+                    self._announce(announcer, ahead, announced)
+            yield now[0] if self._num_batches is None else now
+            if failed is not None:
+                self._position.release()
+                raise failed
+            if not looks_ahead:
+                ahead, announced = self._read(batches), None
+        self._position.release()
+
+    def _read(self, batches: Iterator[B]) -> list[B]:
+        return list(islice(batches, self._num_batches or 1))
+
+    def _announce(self, announcer: StepAnnouncer, batches: Sequence[B], step: int) -> None:
+        if self._is_broken:
+            return
+        try:
+            work = [read_lengths(self._lengths(batch)) for batch in batches]
+        except Exception as error:
+            self._is_broken = True
+            _logger.warning("steps are no longer announced: lengths: %s", error)
+            return
+        announcer.announce(work, step)
+
+
+class _Position:
+    """Position of a loader as it was before a step was read ahead."""
+
+    def __init__(self, loader: object) -> None:
+        self._loader = loader
+        self._is_stateful = callable(getattr(loader, "state_dict", None))
+        self._overrides = Overrides()
+        self._state: object = None
+        self._iterator: object = None
+        self._can_be_held = True
+
+    def hold(self) -> bool:
+        """Keep the position as it is now; return whether that was possible."""
+        loader: Any = self._loader
+        if not self._is_stateful:
+            return True
+        if not self._can_be_held:
+            return False
+        self._overrides.remove()
+        try:
+            # What it returns may be what it goes on to change.
+            self._state = copy.deepcopy(loader.state_dict())
+            self._iterator = vars(loader).get("_iterator")
+        except Exception as error:
+            self._can_be_held = False
+            _logger.warning("steps are not announced: state_dict of the loader: %s", error)
+            return False
+        self._overrides.set(loader, "state_dict", self._state_dict)
+        if callable(getattr(loader, "load_state_dict", None)):
+            self._overrides.set(loader, "load_state_dict", self._load_state_dict)
+        return True
+
+    def release(self) -> None:
+        """Let the loader have its own position."""
+        self._overrides.remove()
+        self._state = self._iterator = None
+
+    def _state_dict(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - the loader's
+        loader: Any = self._loader
+        # torch's loaders: another iterator, and so another pass that was begun without this class.
+        if vars(loader).get("_iterator") is self._iterator:
+            return copy.deepcopy(self._state)
+        self.release()
+        return loader.state_dict(*args, **kwargs)
+
+    def _load_state_dict(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as above
+        self.release()
+        return cast("Any", self._loader).load_state_dict(*args, **kwargs)
