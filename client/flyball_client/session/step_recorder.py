@@ -13,7 +13,14 @@ from flyball_client.gpu._base import EmulatedDevice, GpuDevice
 from flyball_client.session.energy_reader import EnergyCallback, EnergyReader
 from flyball_client.session.instruction_timings import InstructionTiming, TimingRecorder
 from flyball_client.session.plan_cursor import CompiledPlan
-from flyball_wire.messages import ClockTiming, InstructionReport, MeasurementDetail, StepMeasurement
+from flyball_pipeline.work import StepWork
+from flyball_wire.messages import (
+    ClockTiming,
+    InstructionReport,
+    MeasurementDetail,
+    StepMeasurement,
+    StepPlanReport,
+)
 
 _ENERGY_TIMEOUT_S = 1.0
 # Counts of a step that its figures have, and their totals.
@@ -260,6 +267,8 @@ class StepRecorder:
         plan_version: int | None,
         num_unplanned: int,
         no_clocks: str | None,
+        work: StepWork | None = None,
+        step_plan: StepPlanReport | None = None,
         then: Callable[[StepMeasurement], None],
     ) -> None:
         """End the step.
@@ -269,6 +278,8 @@ class StepRecorder:
             plan_version: Version of the plan in force.
             num_unplanned: Number of instructions that did not match the plan.
             no_clocks: Reason why clocks are not set; None: they are.
+            work: As in StepMeasurement.
+            step_plan: As in StepMeasurement.
             then: Called with the totals and the details that the plan requests, once the energy is
                 read; on a real GPU by the thread that reads it.
         """
@@ -290,7 +301,7 @@ class StepRecorder:
             step_totals = replace(totals, energy_j=energy_j)
             self._history.append(step_totals)
             self.metrics.add(step_totals)
-            then(replace(measured, energy_j=energy_j))
+            then(replace(measured, energy_j=energy_j, work=work, step_plan=step_plan))
 
         self._meter.request_energy(with_energy)
 
