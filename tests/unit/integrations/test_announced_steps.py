@@ -42,8 +42,8 @@ class Told:
         def announce_step(session: RankSession, work: Any, *, step: int) -> None:  # noqa: ANN401
             self.work[step] = work
 
-        monkeypatch.setattr(RankSession, "plan_steps", plan_steps, raising=False)
-        monkeypatch.setattr(RankSession, "announce_step", announce_step, raising=False)
+        monkeypatch.setattr(RankSession, "plan_steps", plan_steps)
+        monkeypatch.setattr(RankSession, "announce_step", announce_step)
 
 
 @pytest.fixture
