@@ -10,20 +10,25 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
+from unittest import mock
 
 import torch
 import torch.distributed
+from tests.integration.trainings import logged_warnings
 from tests.planner.ports import free_port
 from torch import nn
 from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 
+from flyball_client.session.rank_session import RankSession
 from flyball_client.steps.agreement import AgreementError, Pending
+from flyball_integrations.data_parallel import attach, detach, steps, training_step
 from flyball_integrations.shared.step_agreement import GlooAgreement, agree_on_steps
 
 T = TypeVar("T")
@@ -36,13 +41,13 @@ class Rank:
 
     Args:
         folder: for what it finds.
-        has_agreement: whether it exchanges with the others.
+        announces: whether it announces its steps.
     """
 
-    def __init__(self, folder: Path, *, has_agreement: bool) -> None:
+    def __init__(self, folder: Path, *, announces: bool) -> None:
         self._folder = folder
         self.number = torch.distributed.get_rank()
-        self.has_agreement = has_agreement
+        self.announces = announces
 
     def agree(self, *, num_stages: int = 1) -> GlooAgreement:
         """Return its agreement, with the stages of a pipeline side by side."""
@@ -50,6 +55,14 @@ class Rank:
         agreement = agree_on_steps((dp_rank, stage, 0, 0))
         assert agreement is not None
         return agreement
+
+    def session(self) -> RankSession:
+        """Return its session, without GPU and planner."""
+        session = RankSession(gpu=None, job_id="job", rank=self.number, stage=0, planner=None)
+        if self.announces:
+            session.plan_steps(self.agree(), coupling="step")
+        session.start()
+        return session
 
     def find(self, found: object) -> None:
         """Write what it has found."""
@@ -73,92 +86,99 @@ def _result(pending: Pending[T]) -> T:
     return _wait_for(pending.result)
 
 
-def _error_of(pending: Pending[object]) -> str:
-    try:
-        _result(pending)
-    except AgreementError as error:
-        return str(error)
-    return ""
+def _step(session: RankSession, *, inside: Callable[[], object] = lambda: None) -> None:
+    """Run a step, during which the next one is announced."""
+    session.on_step_begin()
+    session.announce_step([[3, 4]])
+    inside()
+    session.on_step_end()
+
+
+def _is_exchanging() -> bool:
+    return any(thread.name == "flyball-exchange" for thread in threading.enumerate())
 
 
 def exchanges(rank: Rank) -> None:
     """Messages of all sizes within pipelines of two stages, and the greatest over both."""
     agreement = rank.agree(num_stages=2)
-    found = []
+    found: list[object] = []
     for number in range(_NUM_ROUNDS):
         message = bytes([rank.number]) * (number * (1 + rank.number))
         gathered = _result(agreement.gather(message))
         greatest = _result(agreement.greatest([rank.number, -rank.number, number / 3]))
         found.append([[each.hex() for each in gathered], greatest])
+    pending = agreement.gather(b"")
     agreement.close()
+    try:
+        pending.result()
+    except AgreementError as error:
+        found.append(str(error))
     rank.find(found)
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
 
 
 def a_rank_is_killed(rank: Rank) -> None:
-    """Rank 1 dies; the exchange of rank 0 fails."""
-    agreement = rank.agree() if rank.has_agreement else None
+    """Rank 1 dies in its second step; rank 0 trains on without step plans."""
+    session = rank.session()
+    _step(session)
     torch.distributed.barrier()
     if rank.number == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    if agreement is not None:
-        rank.find(_error_of(agreement.greatest([1.0])))
+    rank.outlive(1)
+    with logged_warnings() as lines:
+        _step(session, inside=lambda: _wait_for(lambda: None if _is_exchanging() else True))
+        _step(session)
+    rank.find(lines)
 
 
 def the_loader_raises(rank: Rank) -> None:
-    """Rank 0 raises with an exchange in progress, and rank 1 lives until it has ended."""
-    agreement = rank.agree() if rank.has_agreement else None
-    torch.distributed.barrier()
+    """Rank 0 raises with an exchange in progress; rank 1 lives until it has ended."""
+    session = rank.session()
     if rank.number == 0:
-        if agreement is not None:
-            assert agreement.greatest([1.0]).result() is None
-            agreement.close()
+        session.on_step_begin()
+        session.announce_step([[3]])
+        time.sleep(0.1)  # until it is in progress
+        torch.distributed.barrier()
         raise ArithmeticError("the loader is broken")
+    torch.distributed.barrier()
     rank.outlive(0)
-    if agreement is not None:
-        rank.find(_error_of(agreement.greatest([1.0])))
-
-
-def nothing_is_closed(rank: Rank) -> None:
-    """Rank 0 ends with an exchange in progress and closes nothing."""
-    agreement = rank.agree() if rank.has_agreement else None
-    if rank.number == 1:
-        rank.outlive(0)
-    elif agreement is not None:
-        assert agreement.greatest([1.0]).result() is None
 
 
 def groups_are_destroyed(rank: Rank) -> None:
     """Rank 0 closes with an exchange in progress, frees all groups and ends."""
-    agreement = rank.agree() if rank.has_agreement else None
+    session = rank.session()
+    torch.distributed.barrier()
     if rank.number == 1:
         rank.outlive(0)
         return
-    if agreement is not None:
-        pending = agreement.greatest([1.0])
-        assert pending.result() is None
-        agreement.close()
-        rank.find(_error_of(pending))
+    session.on_step_begin()
+    session.announce_step([[3]])
+    time.sleep(0.1)  # until it is in progress
+    session.close()
+    rank.find(_is_exchanging())
     torch.distributed.destroy_process_group()
 
 
 def steps_are_unequal(rank: Rank) -> None:
-    """Rank 0 has more steps; its exchange stays in progress while rank 1 joins its training."""
-    agreement = rank.agree() if rank.has_agreement else None
+    """Rank 0 has more steps, and trains them while rank 1 joins it."""
     torch.manual_seed(1)
     model = DistributedDataParallel(nn.Linear(4, 4))
-    found = []
-    with Join([model]):
-        for number in range(5 - 2 * rank.number):
-            if agreement is not None and number < 4:
-                pending = agreement.greatest([float(rank.number)])
-            model(torch.ones(2, 4)).sum().backward()
-            if agreement is not None:
-                found.append(_result(pending) if number < 3 else pending.result())
-    if agreement is not None:
-        agreement.close()
-        rank.find(found)
+    attach(model, job_id="job", announces_work=rank.announces)
+    batches: Iterable[int] = range(1, 6 - 2 * rank.number)
+    if rank.announces:
+        batches = steps(batches, lengths=int)
+    found: list[object] = []
+    with (
+        mock.patch.object(RankSession, "_post", lambda _, posted: found.append(posted.work)),
+        Join([model]),
+    ):
+        for batch in batches:
+            with training_step(model):
+                model(torch.full((2, 4), float(batch))).sum().backward()
+                time.sleep(0.1)  # for the next step's exchange
+    rank.find(found)
+    detach(model)
     torch.distributed.destroy_process_group()
 
 
@@ -166,7 +186,6 @@ _SCENARIOS: dict[Callable[[Rank], None], int] = {
     exchanges: 4,
     a_rank_is_killed: 2,
     the_loader_raises: 2,
-    nothing_is_closed: 2,
     groups_are_destroyed: 2,
     steps_are_unequal: 2,
 }
@@ -187,10 +206,10 @@ def main(folder: Path) -> None:
     """Run all scenarios; in a rank, return after its own."""
     found: dict[str, list[int]] = {}
     for scenario, num_ranks in _SCENARIOS.items():
-        for has_agreement in (True, False):
-            if scenario is exchanges and not has_agreement:
+        for announces in (True, False):
+            if scenario is exchanges and not announces:
                 continue
-            name = f"{scenario.__name__} {has_agreement}"
+            name = f"{scenario.__name__} {announces}"
             (own := folder / name).mkdir()
             port, pids = free_port(), list[int]()
             for rank in range(num_ranks):
@@ -203,7 +222,7 @@ def main(folder: Path) -> None:
                         rank=rank,
                         world_size=num_ranks,
                     )
-                    scenario(Rank(own, has_agreement=has_agreement))
+                    scenario(Rank(own, announces=announces))
                     return
                 pids.append(pid)
             found[name] = _statuses(pids, own)
