@@ -21,7 +21,7 @@ import torch.distributed
 from flyball_client.steps.agreement import AgreementError, AloneAgreement, Pending
 
 # Of ranks for each other: at `attach`, and in an exchange.
-TIMEOUT_S = 600.0
+TIMEOUT_S = 300.0
 
 Place = tuple[int, int, int, int]
 """Ranks in data parallelism, of the stage, in tensor and in context parallelism."""
