@@ -26,9 +26,10 @@ from flyball_client.governor.process_governor import DEFAULT_LEASE_S
 from flyball_client.gpu._base import EmulatedDevice, GpuDevice, InstructionObserver
 from flyball_client.helper.rank_agent import LinkTimes, RankSpec
 from flyball_client.session.active_plan import ActivePlan, PendingPlans
+from flyball_client.session.announced_steps import AnnouncedSteps
 from flyball_client.session.instruction_timings import Begun, InstructionTiming, Transfer
 from flyball_client.session.one_per_gpu import replace_session
-from flyball_client.session.plan_cursor import CompiledPlan, PlanCursor
+from flyball_client.session.plan_cursor import PlanCursor
 from flyball_client.session.planner_link import PlannerLink
 from flyball_client.session.rank_settings import (
     STRICT,
@@ -43,8 +44,7 @@ from flyball_client.session.registration import (
 )
 from flyball_client.session.step_recorder import StepMeter, StepRecorder
 from flyball_client.session.step_shape import StepShape
-from flyball_client.steps.agreement import AloneAgreement, Coupling, StepAgreement
-from flyball_client.steps.step_exchange import StepExchange
+from flyball_client.steps.agreement import Coupling, StepAgreement
 from flyball_wire.messages import StepMeasurement
 
 _logger = logging.getLogger(__name__)
@@ -159,9 +159,7 @@ class RankSession:
                 times=times or LinkTimes(),
             )
             self._link = self._new_link(planner, spec, start_id)
-        self._stage = stage
-        self._steps: StepExchange | None = None
-        self._has_logged_steps = False
+        self._steps = AnnouncedSteps(stage, self.name, self._link)
         self._own_process = OwnProcess(self._turn_off)
         self._cancel_end: Callable[[], None] | None = None
 
@@ -195,16 +193,7 @@ class RankSession:
         """
         if self._is_started or self._is_closed:
             raise RuntimeError("call plan_steps before the session starts")
-        link = self._link
-        self._steps = StepExchange(
-            agreement or AloneAgreement(),
-            ask=(lambda question: None) if link is None else link.ask,
-            first_step=self._current_step,
-            stage=self._stage,
-            rank_name=self.name,
-        )
-        if link is not None:
-            link.plan_steps(self._steps, coupling)
+        self._steps.plan(agreement, coupling, first_step=self._current_step)
 
     def announce_step(
         self,
@@ -225,16 +214,9 @@ class RankSession:
             slowest_s: Time at the highest clocks of the job's slowest pipeline in this step, s,
                 where ranks have no other way to agree on it.
         """
-        if self._is_closed:
-            return
-        if self._steps is None:
-            if not self._has_logged_steps:
-                _logger.warning("%s: announced work is not used without plan_steps", self.name)
-            self._has_logged_steps = True
-            return
-        self._steps.announce(
-            self._current_step + self._is_in_step if step is None else step, work, slowest_s
-        )
+        if not self._is_closed:
+            next_step = self._current_step + self._is_in_step
+            self._steps.announce(next_step if step is None else step, work, slowest_s)
 
     # ------------------------------------------------------------------ life
 
@@ -257,8 +239,7 @@ class RankSession:
             self._governor.start(strict=self._is_strict)
             if self._link is not None:
                 self._link.start()
-            if self._steps is not None:
-                self._steps.start()
+            self._steps.start()
         except Exception as error:
             if self._is_strict:
                 self.close()
@@ -275,8 +256,7 @@ class RankSession:
         self._turn_off()
         if self._cancel_end is not None:
             self._cancel_end()
-        if self._steps is not None:
-            self._steps.close()
+        self._steps.close()
         self._governor.close()
         self._recorder.close()
         if self._is_started and self._link is not None:
@@ -381,8 +361,10 @@ class RankSession:
             self._follow_plan()
             self._begun = None
             self._recorder.begin_step(None if self._cursor is None else self._cursor.plan)
-            if self._steps is not None:
-                self._begin_step(self._steps)
+            following = self._active_plan.in_force_at(
+                self._current_step + 1, self._shape.num_microbatches
+            )
+            self._steps.begin(self._current_step, following and following[0], self._cursor)
         except Exception as error:
             self._governor.give_up(error)
 
@@ -558,28 +540,13 @@ class RankSession:
             sets_clocks=not self._governor.is_over,
             is_planner_lost=self._is_planner_lost(),
             num_microbatches=self._shape.num_microbatches,
-            own_clocks=self._own_clocks,
+            own_clocks=self._steps.clocks,
         )
         self._cursor = cursor = self._active_plan.cursor
         if cursor is None and before is not None:
             self._governor.pause()
         elif cursor is not None and (before is None or before.plan is not cursor.plan):
             self._governor.begin_plan()
-
-    def _own_clocks(self, plan: CompiledPlan, step: int) -> tuple[int, ...]:
-        """Return the step's own clocks, or the highest, MHz."""
-        return plan.highest_mhz if self._steps is None else self._steps.clocks(plan, step)
-
-    def _begin_step(self, steps: StepExchange) -> None:
-        """Note the step for those to come."""
-        step, cursor = self._current_step, self._cursor
-        following = self._active_plan.in_force_at(step + 1, self._shape.num_microbatches)
-        has_plans = following is not None and following[0].has_step_plans
-        steps.begin(
-            step,
-            next_version=following[0].version if has_plans and following is not None else None,
-            last_mhz=0 if cursor is None else cursor.clocks_mhz[len(cursor.plan.kinds) - 1],
-        )
 
     def _is_planner_lost(self) -> bool:
         return self._link is not None and self._link.is_lost
@@ -591,7 +558,7 @@ class RankSession:
                 self._current_step,
                 is_planner_lost=self._is_planner_lost(),
                 num_microbatches=self._shape.num_microbatches,
-                own_clocks=self._own_clocks,
+                own_clocks=self._steps.clocks,
             )
             if first_mhz is not None:
                 self._governor.set_mhz(first_mhz)
@@ -601,12 +568,12 @@ class RankSession:
     def _measure(self) -> None:
         self._note_begun()
         cursor = self._cursor
-        work, step_plan = None, None
-        if self._steps is not None:
-            is_planned = cursor is not None and cursor.surprise is None
-            version = self.active_version if is_planned else None
-            computed_s = self._recorder.timings.computed_s
-            work, step_plan = self._steps.end(self._current_step, version, computed_s)
+        is_planned = cursor is not None and cursor.surprise is None
+        work, step_plan = self._steps.end(
+            self._current_step,
+            self.active_version if is_planned else None,
+            self._recorder.timings.computed_s,
+        )
         self._recorder.end_step(
             step=self._current_step,
             plan_version=self.active_version,

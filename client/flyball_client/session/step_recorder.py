@@ -41,6 +41,7 @@ class StepMetrics:
         self._totals: dict[str, float] = {
             "total_num_steps": 0.0,
             "total_num_steps_without_plan": 0.0,
+            "total_num_steps_with_own_plan": 0.0,
             "total_time_s": 0.0,
             **{f"total_{count}": 0.0 for count in _COUNTS},
         }
@@ -59,10 +60,13 @@ class StepMetrics:
                 last["step_power_w"] = step.energy_j / step.time_s
         if step.sm_clock_mhz is not None:
             last["step_sm_clock_mhz"] = step.sm_clock_mhz
+        if step.step_plan is not None:
+            last["step_slack"], _, _, last["step_planned_saving_j"] = step.step_plan
         totals = self._totals
         totals["total_num_steps"] += 1
         totals["total_num_steps_without_plan"] += step.plan_version is None
-        for name in ("time_s", "energy_j", *_COUNTS):
+        totals["total_num_steps_with_own_plan"] += step.step_plan is not None
+        for name in ("time_s", "energy_j", "planned_saving_j", *_COUNTS):
             if (value := last.get(f"step_{name}")) is not None:
                 totals[f"total_{name}"] = totals.get(f"total_{name}", 0.0) + value
         self._last = last
@@ -298,7 +302,7 @@ class StepRecorder:
             measured = with_details(totals, self.timings.last_step(), detail)
 
         def with_energy(energy_j: float | None) -> None:
-            step_totals = replace(totals, energy_j=energy_j)
+            step_totals = replace(totals, energy_j=energy_j, step_plan=step_plan)
             self._history.append(step_totals)
             self.metrics.add(step_totals)
             then(replace(measured, energy_j=energy_j, work=work, step_plan=step_plan))

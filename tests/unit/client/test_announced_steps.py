@@ -92,7 +92,10 @@ def test_a_light_step_runs_at_lower_clocks_than_a_heavy_one_and_says_so(
             lambda step: LIGHT if step % 2 else HEAVY,
             lambda: len(with_plan(planner)) >= 6,
         )
+        metrics = session.metrics(prefix="")
         session.close()
+    assert metrics["total_num_steps_with_own_plan"] >= 6
+    assert metrics["total_planned_saving_j"] > 0
     assert gpu.told[-1] == RESET
     assert {900, 1200} & set(gpu.told)
     for each in with_plan(planner):
