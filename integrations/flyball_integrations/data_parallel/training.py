@@ -32,7 +32,11 @@ from flyball_client.steps.agreement import Coupling
 from flyball_integrations.data_parallel.rank_waits import RankWaits, coupling_of, hook_waits
 from flyball_integrations.shared.attach_options import AttachOptions, check_options
 from flyball_integrations.shared.attachment import Overrides, RankEnds, RankLayout
-from flyball_integrations.shared.step_loader import BatchLengths, StepLoader
+from flyball_integrations.shared.step_loader import (
+    BatchLengths,
+    StepAnnouncer,
+    StepLoader,
+)
 from flyball_integrations.shared.whole_steps import STEP, WholeSteps
 from flyball_integrations.torch.rank_places import find_place_without_pipeline
 from flyball_wire.messages import JobRegistration
@@ -192,6 +196,12 @@ def training_step(model: torch.nn.Module) -> AbstractContextManager[None]:
         _warn_unattached()
         return nullcontext()
     return attachment.steps.step()
+
+
+def announcer_of(model: torch.nn.Module) -> StepAnnouncer | None:
+    """Return the announcer of an attached model's steps; None: they are not announced."""
+    attachment = _attachments.get(model)
+    return None if attachment is None else attachment.announcer
 
 
 def steps(

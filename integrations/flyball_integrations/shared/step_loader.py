@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from numbers import Integral
-from typing import Any, Generic, Protocol, TypeVar, cast
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar, cast
 
 import torch
 
@@ -17,6 +17,8 @@ from flyball_integrations.shared.attachment import Overrides
 _logger = logging.getLogger(__name__)
 
 B = TypeVar("B")
+# Of loaders that accelerate has prepared, which read one batch ahead themselves.
+_IS_LAST = "end_of_dataloader"
 BatchLengths = float | Sequence[float]
 """Lengths of a batch's sequences, or as a float its time over that in the profile."""
 
@@ -108,33 +110,71 @@ class StepLoader(Generic[B]):
                 if step != announced:
                     self._announce(announcer, now, step)
                 try:
-                    ahead = self._read(batches)
+                    ahead = self._read(batches) if not now[-1].is_last else []
                 except Exception as error:  # of the next step, and raised there
                     failed = error
                 announced = step + 1
                 if ahead and failed is None:
                     self._announce(announcer, ahead, announced)
-            yield now[0] if self._num_batches is None else now
+            yield self._given(now)
             if failed is not None:
                 self._position.release()
                 raise failed
-            if not looks_ahead:
+            if not looks_ahead or now[-1].is_last:
                 ahead, announced = self._read(batches), None
         self._position.release()
 
-    def _read(self, batches: Iterator[B]) -> list[B]:
-        return list(islice(batches, self._num_batches or 1))
+    def _read(self, batches: Iterator[B]) -> list[_Read[B]]:
+        found: list[_Read[B]] = []
+        for batch in islice(batches, self._num_batches or 1):
+            found.append(_Read(batch, bool(getattr(self._loader, _IS_LAST, False))))
+            if found[-1].is_last:
+                break
+        return found
 
-    def _announce(self, announcer: StepAnnouncer, batches: Sequence[B], step: int) -> None:
+    def _given(self, now: Sequence[_Read[B]]) -> Any:  # noqa: ANN401 - a batch or a list
+        """Return a step's item, with which the loader of accelerate is where it would be."""
+        if not hasattr(self._loader, _IS_LAST):
+            return now[0].batch if self._num_batches is None else [each.batch for each in now]
+        setattr(self._loader, _IS_LAST, now[0].is_last)
+        given = _Batches(self._loader, now)
+        return next(iter(given)) if self._num_batches is None else given
+
+    def _announce(self, announcer: StepAnnouncer, batches: Sequence[_Read[B]], step: int) -> None:
         if self._is_broken:
             return
         try:
-            work = [read_lengths(self._lengths(batch)) for batch in batches]
+            work = [read_lengths(self._lengths(each.batch)) for each in batches]
         except Exception as error:
             self._is_broken = True
             _logger.warning("steps are no longer announced: lengths: %s", error)
             return
         announcer.announce(work, step)
+
+
+class _Read(NamedTuple, Generic[B]):
+    """Batch that was read."""
+
+    batch: B
+    #: Whether accelerate's loader knows that it is the last one.
+    is_last: bool
+
+
+class _Batches(list[Any]):
+    """Batches of a step; each tells accelerate's loader whether it is the last one.
+
+    `Accelerator.accumulate` ends a step there.
+    """
+
+    def __init__(self, loader: object, read: Sequence[_Read[Any]]) -> None:
+        super().__init__(each.batch for each in read)
+        self._loader = loader
+        self._read = read
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch, is_last in self._read:
+            setattr(self._loader, _IS_LAST, is_last)
+            yield batch
 
 
 class _Position:
@@ -151,15 +191,18 @@ class _Position:
     def hold(self) -> bool:
         """Keep the position as it is now; return whether that was possible."""
         loader: Any = self._loader
-        if not self._is_stateful:
-            return True
         if not self._can_be_held:
             return False
+        if not self._is_stateful:
+            return True
         self._overrides.remove()
         try:
             # What it returns may be what it goes on to change.
             self._state = copy.deepcopy(loader.state_dict())
             self._iterator = vars(loader).get("_iterator")
+        except AttributeError:  # accelerate's, around one without a position
+            self._is_stateful = False
+            return True
         except Exception as error:
             self._can_be_held = False
             _logger.warning("steps are not announced: state_dict of the loader: %s", error)

@@ -248,3 +248,39 @@ def test_all_else_is_the_loaders() -> None:
     with pytest.raises(AttributeError):
         _ = steps.sampler
     assert copy.copy(steps).size == 3
+
+
+class Prepared:
+    """As a loader that accelerate has prepared: it knows the last batch before that is trained on.
+
+    `Accelerator.accumulate` ends a step there; behind it the loader is not active any more.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self.end_of_dataloader = False
+        self.is_active = False
+
+    def __iter__(self) -> Iterator[int]:
+        self.is_active, self.end_of_dataloader = True, False
+        for number in range(self._size):
+            self.end_of_dataloader = number + 1 == self._size
+            yield number
+        self.is_active = False
+
+    def state_dict(self) -> object:
+        raise AttributeError("the loader in it has none")
+
+
+@pytest.mark.parametrize("num_batches", [None, 1, 2, 3])
+def test_a_loader_that_accelerate_has_prepared_is_at_its_end_where_it_would_be(
+    num_batches: int | None,
+) -> None:
+    loader, announced, found = Prepared(5), Announced(), []
+    for item in looked_ahead(loader, announced, num_batches=num_batches):
+        for number in item if isinstance(item, list) else [item]:
+            found.append((number, loader.end_of_dataloader, loader.is_active))
+        announced.train()
+    assert found == [(number, number == 4, True) for number in range(5)]
+    assert not loader.is_active
+    assert len(announced.work) == -(-5 // (num_batches or 1))
