@@ -128,6 +128,16 @@ class JobSpec(PlanOptions):
     adaptation: Annotated[Adaptation, Option("effect of measurements on the plan")] = (
         Adaptation.ANNOUNCED
     )
+    max_work_error: Annotated[
+        float,
+        Option(
+            "largest error of times predicted from announced work, as a share, with which steps"
+            " get plans of their own",
+            bounds=(0, 1),
+            is_share=True,
+            example="0.03",
+        ),
+    ] = 0.03
     other_orders: tuple[OtherOrder, ...] = ()
 
     @property
@@ -266,8 +276,11 @@ MHz is the requested clock, null: the driver's own choice. The variance is that 
 instructions about the mean (with count - 1; 0 for one instruction).
 """
 
-InstructionReport = tuple[str, int | None, int, float, float, float, float]
-"""`[kind, microbatch, chunk, began s, computed s, received s, sent s]`, as in InstructionTiming."""
+InstructionReport = tuple[str, int | None, int, float, float, float, float, int | None]
+"""`[kind, microbatch, chunk, began s, computed s, received s, sent s, MHz]`.
+
+As in InstructionTiming. MHz is the requested clock, null: the driver's own choice.
+"""
 
 StepPlanReport = tuple[float, int, int, float]
 """`[slack, lowest MHz, highest MHz, saved J]` of a step with a plan of its own.

@@ -186,7 +186,9 @@ def with_details(
     return replace(
         measurement,
         by_clock=_by_clock(timings, were_clocks_set=were_clocks_set),
-        instructions=_each(timings) if detail == MeasurementDetail.INSTRUCTIONS else None,
+        instructions=_each(timings, were_clocks_set=were_clocks_set)
+        if detail == MeasurementDetail.INSTRUCTIONS
+        else None,
     )
 
 
@@ -215,7 +217,9 @@ def _mean_variance(values: Sequence[float]) -> tuple[float, float]:
     return fmean(values), variance(values) if len(values) > 1 else 0.0
 
 
-def _each(timings: Iterable[InstructionTiming]) -> tuple[InstructionReport, ...]:
+def _each(
+    timings: Iterable[InstructionTiming], *, were_clocks_set: bool
+) -> tuple[InstructionReport, ...]:
     return tuple(
         (
             timing.kind,
@@ -225,6 +229,7 @@ def _each(timings: Iterable[InstructionTiming]) -> tuple[InstructionReport, ...]
             timing.compute_time_s,
             timing.receive_time_s,
             timing.send_time_s,
+            timing.sm_clock_mhz if were_clocks_set else None,
         )
         for timing in timings
     )

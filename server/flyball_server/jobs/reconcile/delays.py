@@ -1,21 +1,27 @@
-"""Reconciler of measured delays: tail, transfers and jitter from a version's first steps."""
+"""Reconciler of a version's first steps: tail, transfers, jitter, and factors of announced work."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from flyball_server.jobs.job_state import OVER
-from flyball_server.jobs.loop_state import JobLoopState, MeasuredDelays
+from flyball_server.jobs.loop_state import JobLoopState, MeasuredDelays, WorkModel
+from flyball_server.jobs.measurements.announced_work import (
+    following,
+    measured_work,
+    no_step_plans,
+    num_queued,
+)
 from flyball_server.jobs.measurements.timed_steps import (
-    num_timed_steps,
-    read_delays,
+    delays_of_steps,
+    read_timed_steps,
     timed_version,
 )
 from flyball_server.jobs.reconcile.comparisons import open_comparison
 from flyball_server.jobs.reconcile.reconfigurations import is_reconfigured
-from flyball_server.jobs.records import JobRecord
-from flyball_server.jobs.registry.inspection import require_job, require_plan
+from flyball_server.jobs.records import JobRecord, PlanRecord
+from flyball_server.jobs.registry.inspection import newest_plan, require_job, require_plan
 from flyball_server.jobs.replanning.plan_job import SlottedReconciler
 from flyball_server.jobs.replanning.plan_request import has_given_transitions, needs_jitter
 from flyball_server.jobs.replanning.solve import is_same_work
@@ -40,6 +46,9 @@ _NOT_TIMED = OVER | {JobState.PROFILING}
 class DelayReconciler(SlottedReconciler):
     """Reconciler that measures a job's delays once per plan version, and plans with them.
 
+    So it does with the factors of announced work. A job that begins to announce later gets a
+    version whose steps run at the highest clocks until they are measured.
+
     A job is planned again only for delays that change its predicted iteration time, or a reserve
     that it chooses, by enough; not while it is compared with the highest clocks, which a new
     version would end. Jobs whose clocks measured waits raise are left alone.
@@ -48,40 +57,109 @@ class DelayReconciler(SlottedReconciler):
     order = 55
 
     def runs_after_posts(self, reader: JobReader, job: JobRecord) -> bool:
-        """Return whether the newest version's delays are not measured yet."""
-        return _is_open(reader, job, reader.find_loop_state(job.job_id))
+        """Return whether the newest version's delays are not measured yet, or work is news."""
+        loop_state = reader.find_loop_state(job.job_id)
+        return _is_open(reader, job, loop_state) or _announces_late(reader, job, loop_state)
 
     def __call__(self, services: JobServices, job_id: str) -> float | None:
         """Measure the newest version's delays once its timed steps are over."""
         with services.store.reading() as reader:
             job, loop_state = require_job(reader, job_id), reader.find_loop_state(job_id)
-            if not _is_open(reader, job, loop_state):
+            is_open = _is_open(reader, job, loop_state)
+            if not is_open and not _announces_late(reader, job, loop_state):
                 return None
-            record = require_plan(reader, job_id, reader.list_versions(job_id)[-1].version)
-            timed = timed_version(reader, record, job.spec.num_expected_ranks)
-            profile = reader.find_profile(job_id)
-            if not timed.is_over or profile is None:
+            found = _read(reader, job, loop_state) if is_open else _late_work(reader, job_id)
+            if found is None:
                 return None
-            delays = None
-            if num_timed_steps(record.plan):
-                delays = read_delays(reader, timed, profile, _given_hops_s(job.spec))
-        is_jitter_needed = needs_jitter(plan_options(job.spec), profile)
-        if delays is not None and not is_jitter_needed:
-            delays = replace(delays, jitter=0.0)
 
         def changed(now: JobRecord, current: JobLoopState) -> JobLoopState:
-            if not is_same_work(job, now):
-                return current
-            before = current.inputs.delays
-            if delays is not None and _matters(job.spec, before, delays, record.plan):
-                planned = delays if before is None else _following(before, delays)
-                current = current.evolve(inputs=replace(current.inputs, delays=planned))
-            return current.evolve(timed_version=record.version)
+            return current if not is_same_work(job, now) else _with_found(job.spec, current, found)
 
-        update_and_replan(
-            services, job_id, changed, "planned again with its measured delays", self._slots
-        )
+        why = "planned again with its measured delays"
+        if found.work is not None:
+            why = "planned again with what its steps measured of delays and announced work"
+        update_and_replan(services, job_id, changed, why, self._slots)
         return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Found:
+    """What a version's timed steps say.
+
+    Attributes:
+        record: the version; None: nothing was measured, and work is announced.
+        delays: delays; None: too few steps are usable.
+        work: announced work; None: none was announced.
+    """
+
+    record: PlanRecord | None = None
+    delays: MeasuredDelays | None = None
+    work: WorkModel | None = None
+
+
+def _read(reader: JobReader, job: JobRecord, loop_state: JobLoopState) -> _Found | None:
+    """Return what the newest version's timed steps say; None: they are not over."""
+    spec, inputs = job.spec, loop_state.inputs
+    record = require_plan(reader, job.job_id, reader.list_versions(job.job_id)[-1].version)
+    timed = timed_version(
+        reader, record, spec.num_expected_ranks, loop_state.planned_inputs.step_work
+    )
+    profile = reader.find_profile(job.job_id)
+    if not timed.is_over or profile is None:
+        return None
+    read = read_timed_steps(reader, timed)
+    if read is None:
+        known = inputs.work
+        if known is not None and known.problem is None:
+            known = WorkModel(version=record.version)
+        return _Found(record=record, work=known)
+    measured = measured_work(record.version, record.plan, read, profile=profile, spec=spec)
+    delays = delays_of_steps(
+        record.version,
+        record.plan,
+        read.times_s,
+        read.reports,
+        profile=profile,
+        given_hops_s=_given_hops_s(spec),
+        factors=None if measured is None else measured.factors,
+    )
+    before = inputs.delays
+    if not needs_jitter(plan_options(spec), profile):
+        delays = replace(delays, jitter=0.0)
+    if read.num_step_plans:
+        # The clocks are other ones than the plan's.
+        jitter = 0.0 if before is None else before.jitter
+        delays = replace(delays, jitter=jitter, work=0.0, up_s=None, down_s=None)
+    if measured is None:
+        return _Found(
+            record=record, delays=delays, work=inputs.work if read.has_some_work else None
+        )
+    model = replace(measured.model, num_queued=num_queued(spec, inputs))
+    return _Found(record=record, delays=delays, work=model)
+
+
+def _late_work(reader: JobReader, job_id: str) -> _Found:
+    """Return work that is not measured yet, of a job that has begun to announce it."""
+    newest = newest_plan(reader, job_id)
+    problem = None if newest is None else no_step_plans(newest.plan)
+    return _Found(work=WorkModel(problem=problem))
+
+
+def _with_found(spec: JobSpec, current: JobLoopState, found: _Found) -> JobLoopState:
+    """Return the loop state with what was measured, where it makes a difference."""
+    inputs, record = current.inputs, found.record
+    if record is not None:
+        current = current.evolve(timed_version=record.version)
+        if found.delays is not None and _matters(spec, inputs.delays, found.delays, record.plan):
+            before = inputs.delays
+            planned = found.delays if before is None else _following(before, found.delays)
+            inputs = replace(inputs, delays=planned)
+    if found.work is None:
+        inputs = replace(inputs, work=None)
+    else:
+        after = following(inputs.work, found.work, limit=spec.max_work_error)
+        inputs = inputs if after is None else replace(inputs, work=after)
+    return current.evolve(inputs=inputs)
 
 
 def _is_open(reader: JobReader, job: JobRecord, loop_state: JobLoopState) -> bool:
@@ -94,6 +172,25 @@ def _is_open(reader: JobReader, job: JobRecord, loop_state: JobLoopState) -> boo
         and versions[-1].version > loop_state.timed_version
         and job.planned_revision == job.inputs_revision
     )
+
+
+def _announces_late(reader: JobReader, job: JobRecord, loop_state: JobLoopState) -> bool:
+    """Return whether a job's newest steps announce work, which its plan does not know of."""
+    if (
+        job.state in _NOT_TIMED
+        or loop_state.inputs.work is not None
+        or is_reconfigured(job)
+        or open_comparison(loop_state) is not None
+        or job.planned_revision != job.inputs_revision
+    ):
+        return False
+    versions = reader.list_versions(job.job_id)
+    newest_step = reader.newest_step(job.job_id)
+    is_timed = bool(versions) and versions[-1].version == loop_state.timed_version
+    if newest_step is None or not is_timed:
+        return False
+    newest = reader.list_step_details(job.job_id, newest_step, limit=job.spec.num_expected_ranks)
+    return any(detail.work is not None for detail in newest)
 
 
 def _given_hops_s(spec: JobSpec) -> tuple[float, ...] | None:

@@ -36,7 +36,8 @@ class JobSummary:
         refused: newest refused registration; None: none since the job was registered last.
         shape_change: newest change of the number of microbatches; None: none in this run.
         profile_scope: what the energies of its profile count; None: not known.
-        work_note: line that says that its steps differ in their work; None: not surely.
+        work_note: line on steps that differ in their work, or on announced work that is not used;
+            None: neither.
     """
 
     job: JobRecord
@@ -136,7 +137,6 @@ def summarise(reader: JobReader, job: JobRecord) -> JobSummary:
     versions = reader.list_versions(job.job_id)
     active = [entry.version for entry in versions if entry.first_step is not None]
     loop_state = reader.find_loop_state(job.job_id)
-    delays = loop_state.inputs.delays
     return JobSummary(
         job=job,
         ranks=reader.list_ranks(job.job_id),
@@ -148,7 +148,7 @@ def summarise(reader: JobReader, job: JobRecord) -> JobSummary:
         refused=loop_state.refused,
         shape_change=loop_state.shape_change,
         profile_scope=reader.profile_scope(job.job_id),
-        work_note=None if delays is None else delays.work_note,
+        work_note=loop_state.inputs.work_note,
     )
 
 

@@ -157,6 +157,7 @@ def _wanted(inputs: PlanningInputs) -> object:
         slowdowns,
         inputs.stage_slowdowns,
         inputs.delays,
+        inputs.step_work,
         inputs.gpus_at_once or 1,
         inputs.gpus_in_node or 1,
     )

@@ -150,7 +150,8 @@ def plan_request(
         target=loop_state.inputs.target or spec.target,
         effort=loop_state.inputs.effort or spec.effort,
     )
-    if loop_state.inputs.delays is not None and loop_state.inputs.delays.work:
+    inputs = loop_state.inputs
+    if inputs.delays is not None and inputs.delays.work and inputs.step_work is None:
         options = _for_differing_steps(options)
     return PlanRequest(
         profile=profile,

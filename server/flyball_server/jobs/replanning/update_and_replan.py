@@ -80,6 +80,7 @@ def _planned(inputs: PlanningInputs) -> object:
         {slowed.rank: slowed.slowdown for slowed in inputs.rank_slowdowns if slowed.slowdown != 1},
         inputs.stage_slowdowns,
         inputs.delays,
+        inputs.step_work,
         # One GPU is as none known of.
         inputs.gpus_at_once or 1,
         inputs.gpus_in_node or 1,

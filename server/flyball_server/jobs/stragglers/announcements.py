@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from flyball_server.jobs.errors import InvalidFieldError
-from flyball_server.jobs.loop_state import AnnouncedSlowdown, JobLoopState, RankSlowdown
+from flyball_server.jobs.loop_state import AnnouncedSlowdown, JobLoopState, RankSlowdown, WorkModel
 from flyball_server.jobs.registry.inspection import require_job, require_rank
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.sql.job_writer import JobWriter
@@ -132,12 +132,13 @@ def slowdowns_at(loop_state: JobLoopState, unix_s: float) -> tuple[RankSlowdown,
 
 
 def forget_measured_slowdowns(services: JobServices, writer: JobWriter, job_id: str) -> None:
-    """Drop the slowdowns that were measured against a replaced profile."""
+    """Drop the slowdowns and factors of work that were measured against a replaced profile."""
     loop_state = writer.find_loop_state(job_id).evolve(detected=())
     inputs = replace(
         loop_state.inputs,
         rank_slowdowns=slowdowns_at(loop_state, services.now().timestamp()),
         stage_slowdowns=(),
+        work=None if loop_state.inputs.work is None else WorkModel(),
     )
     writer.save_loop_state(loop_state.evolve(inputs=inputs))
 
