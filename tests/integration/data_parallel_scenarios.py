@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -406,6 +406,30 @@ def with_work() -> Findings:
     return found
 
 
+def with_own_clocks() -> Findings:
+    """DDP whose ranks announce that work, until steps have had clocks of their own."""
+    rank = torch.distributed.get_rank()
+    job = VirtualJob(
+        "ddp", "own-clocks", work=lambda step, microbatch: work_of(rank, step), announces_work=True
+    )
+    job.run_until(lambda: takes_profile(job.planner, job.job_id, step_profile()))
+    number = job.session.current_step
+    deadline_s = time.monotonic() + _PATIENCE_S
+    for _ in steps(count(number), lengths=lambda number: work_of(rank, number)):
+        job.step()
+        time.sleep(_EXCHANGE_S)
+        num_own = [one.sm_clock_mhz for one in job.timings].count(900)
+        if rank_0_says(num_own > _NUM_WITH_WORK or time.monotonic() > deadline_s):
+            break
+    last = list(zip(job.timings, job.session.history, strict=True))[-_NUM_WITH_WORK:]
+    found: Findings = {
+        "work": [work_of(rank, step.step) for _, step in last],
+        "ran": [[timing.sm_clock_mhz, timing.compute_time_s, step.time_s] for timing, step in last],
+    }
+    job.close()
+    return found
+
+
 def work_of(rank: int, step: int) -> float:
     """Return the work of a rank's step."""
     return 1.5 if (rank + step) % 2 else 1.0
@@ -444,6 +468,7 @@ def scenarios() -> Iterator[tuple[str, Findings]]:
         yield f"{kind} planned", planned(kind)
     yield "online", profiled_online("ddp")
     yield "work", with_work()
+    yield "own clocks", with_own_clocks()
     yield "ddp announced", announced("ddp", 2)
     yield "fsdp announced", announced("fsdp", 1)
     for kind, options in (("ddp", ("--accumulate", "2", "--lengths")), ("fsdp", ("--fsdp",))):
