@@ -128,8 +128,8 @@ class StepExchange:
                 _logger.warning(
                     "%s: the work of step %d is not used: %s", self._rank_name, step, error
                 )
-        for late in [each for each in self._announced if each <= self._begun]:
-            del self._announced[late]
+        for late in [each for each in tuple(self._announced) if each <= self._begun]:
+            self._announced.pop(late, None)
         self._news.set()
 
     def begin(self, step: int, *, next_version: int | None, last_mhz: int) -> None:

@@ -36,6 +36,7 @@ from flyball_integrations.shared.step_loader import (
     BatchLengths,
     StepAnnouncer,
     StepLoader,
+    read_lengths,
 )
 from flyball_integrations.shared.whole_steps import STEP, WholeSteps
 from flyball_integrations.torch.rank_places import find_place_without_pipeline
@@ -238,7 +239,10 @@ def steps(
         return attached.announcer
 
     return StepLoader(
-        loader, lengths=lengths, find_announcer=find_announcer, num_batches=accumulate
+        loader,
+        lengths=lambda batch: read_lengths(lengths(batch)),
+        find_announcer=find_announcer,
+        num_batches=accumulate,
     )
 
 

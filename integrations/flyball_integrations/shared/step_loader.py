@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import logging
 import math
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar, cast
 
 import torch
 
+from flyball_client.session.rank_session import RankSession
 from flyball_integrations.shared.attachment import Overrides
+from flyball_integrations.shared.device_hooks import DeviceHooks
 
 _logger = logging.getLogger(__name__)
 
@@ -23,6 +27,10 @@ BatchLengths = float | Sequence[float]
 """Lengths of a batch's sequences, or as a float its time over that in the profile."""
 
 
+MicrobatchLengths = Sequence[BatchLengths]
+"""Of each microbatch of a batch."""
+
+
 class StepAnnouncer(Protocol):
     """Receiver of the work of steps, of one rank."""
 
@@ -31,9 +39,62 @@ class StepAnnouncer(Protocol):
         """Number of the step that begins next."""
         ...
 
-    def announce(self, work: Sequence[BatchLengths], step: int) -> None:
-        """Announce the work of a step's batches; it raises nothing."""
+    def announce(self, work: Sequence[Any], step: int) -> None:
+        """Announce a step by the lengths of each of its batches; it raises nothing."""
         ...
+
+
+class PipelineAnnouncer:
+    """Announcer of a pipeline's steps, by microbatch.
+
+    Args:
+        session: session of the rank.
+        hooks: of the rank, by whose launches steps are counted.
+    """
+
+    def __init__(self, session: RankSession, hooks: DeviceHooks) -> None:
+        self._session = session
+        self._hooks = hooks
+
+    @property
+    def next_step(self) -> int:
+        """Number of the step that is launched next."""
+        return self._hooks.next_step
+
+    def announce(self, work: Sequence[BatchLengths], step: int) -> None:
+        """Announce a step whose batches are its microbatches."""
+        self._session.announce_step(work, step=step)
+
+
+class WholeBatchAnnouncer(PipelineAnnouncer):
+    """Announcer of steps of one batch, which the pipeline splits into its microbatches."""
+
+    def announce(self, work: Sequence[MicrobatchLengths], step: int) -> None:  # type: ignore[override]
+        """Announce a step of one batch, with the lengths of each microbatch."""
+        super().announce(work[0], step)
+
+
+def split_lengths(given: object, num_microbatches: int) -> MicrobatchLengths:
+    """Return the lengths of each microbatch of a batch.
+
+    Args:
+        given: as `read_lengths` takes it, for the sequences of the whole batch, which is split as
+            `torch.tensor_split` does; or a list of it with an entry for each microbatch.
+        num_microbatches: that the batch is split into.
+
+    Raises:
+        ValueError, TypeError: as `read_lengths`; or the list has another number of entries.
+    """
+    if isinstance(given, list | tuple) and any(not isinstance(each, Real) for each in given):
+        if len(given) != num_microbatches:
+            raise ValueError(f"{len(given)} entries for {num_microbatches} microbatches")
+        return [read_lengths(each) for each in given]
+    lengths = read_lengths(given)
+    if isinstance(lengths, float):
+        return [lengths] * num_microbatches
+    size, more = divmod(len(lengths), num_microbatches)
+    ends = [size * number + min(number, more) for number in range(num_microbatches + 1)]
+    return [lengths[first:end] for first, end in itertools.pairwise(ends)]
 
 
 def read_lengths(given: object) -> BatchLengths:
@@ -66,7 +127,7 @@ class StepLoader(Generic[B]):
 
     Args:
         loader: of batches.
-        lengths: returns a batch's lengths, as `read_lengths` takes them.
+        lengths: returns a batch's lengths, as the announcer takes them.
         find_announcer: returns the announcer; None: none yet, and nothing is read ahead.
         num_batches: number of batches in a step, which come as a list; None: one, as it is.
     """
@@ -144,7 +205,7 @@ class StepLoader(Generic[B]):
         if self._is_broken:
             return
         try:
-            work = [read_lengths(self._lengths(each.batch)) for each in batches]
+            work = [self._lengths(each.batch) for each in batches]
         except Exception as error:
             self._is_broken = True
             _logger.warning("steps are no longer announced: lengths: %s", error)
@@ -186,36 +247,49 @@ class _Position:
         self._overrides = Overrides()
         self._state: object = None
         self._iterator: object = None
+        self.captured: object = None
         self._can_be_held = True
 
     def hold(self) -> bool:
         """Keep the position as it is now; return whether that was possible."""
+        if not self.capture():
+            return False
+        self.show(self.captured)
+        return True
+
+    def capture(self) -> bool:
+        """Copy the position as it is now to `captured`; return whether that was possible."""
         loader: Any = self._loader
         if not self._can_be_held:
             return False
         if not self._is_stateful:
             return True
-        self._overrides.remove()
+        self.release()
         try:
             # What it returns may be what it goes on to change.
-            self._state = copy.deepcopy(loader.state_dict())
+            self.captured = copy.deepcopy(loader.state_dict())
             self._iterator = vars(loader).get("_iterator")
         except AttributeError:  # accelerate's, around one without a position
             self._is_stateful = False
-            return True
         except Exception as error:
             self._can_be_held = False
             _logger.warning("steps are not announced: state_dict of the loader: %s", error)
-            return False
-        self._overrides.set(loader, "state_dict", self._state_dict)
-        if callable(getattr(loader, "load_state_dict", None)):
-            self._overrides.set(loader, "load_state_dict", self._load_state_dict)
-        return True
+        return self._can_be_held
+
+    def show(self, state: object) -> None:
+        """Let the loader have a position that was captured."""
+        loader: Any = self._loader
+        self._overrides.remove()
+        self._state = state
+        if self._is_stateful:
+            self._overrides.set(loader, "state_dict", self._state_dict)
+            if callable(getattr(loader, "load_state_dict", None)):
+                self._overrides.set(loader, "load_state_dict", self._load_state_dict)
 
     def release(self) -> None:
         """Let the loader have its own position."""
         self._overrides.remove()
-        self._state = self._iterator = None
+        self._state = None
 
     def _state_dict(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - the loader's
         loader: Any = self._loader
@@ -228,3 +302,86 @@ class _Position:
     def _load_state_dict(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as above
         self.release()
         return cast("Any", self._loader).load_state_dict(*args, **kwargs)
+
+
+class MicrobatchReader(Generic[B]):
+    """Microbatches of a loader, those of the next step read and announced as a step begins.
+
+    An iterator for frameworks that read a step's microbatches one by one, within the step. The
+    loader's `state_dict` is that before what was read ahead.
+
+    Args:
+        loader: of microbatches, of all steps.
+        lengths: returns a microbatch's lengths, as `read_lengths` takes them.
+        announcer: of the rank's steps.
+        num_microbatches: returns the number of microbatches of a step.
+    """
+
+    def __init__(
+        self,
+        loader: Iterable[B],
+        *,
+        lengths: Callable[[B], Any],
+        announcer: StepAnnouncer,
+        num_microbatches: Callable[[], int],
+    ) -> None:
+        self._batches = iter(loader)
+        self._lengths = lengths
+        self._announcer = announcer
+        self._num_microbatches = num_microbatches
+        self._position = _Position(loader)
+        # Each with the loader's position before it.
+        self._ahead: deque[tuple[object, B]] = deque()
+        self._next_step: int | None = None
+        self._failed: Exception | None = None
+        self._is_broken = False
+
+    def __iter__(self) -> Iterator[B]:
+        return self
+
+    def __next__(self) -> B:
+        step = self._announcer.next_step
+        if step != self._next_step:
+            self._next_step = step
+            self._read_ahead(step)
+        if self._ahead:
+            _, batch = self._ahead.popleft()
+            self._show_position()
+            return batch
+        failed, self._failed = self._failed, None
+        if failed is not None:
+            raise failed
+        return next(self._batches)
+
+    def _read_ahead(self, step: int) -> None:
+        """Read what is left of this step, and the next one's, whose number is given."""
+        number = self._num_microbatches()
+        if self._read_to(2 * number) and not self._is_broken:
+            try:
+                work = [
+                    read_lengths(self._lengths(batch)) for _, batch in list(self._ahead)[number:]
+                ]
+            except Exception as error:
+                self._is_broken = True
+                _logger.warning("steps are no longer announced: lengths: %s", error)
+            else:
+                self._announcer.announce(work, step)
+
+    def _read_to(self, number: int) -> bool:
+        """Read until so many are ahead; return whether there are."""
+        while len(self._ahead) < number and self._failed is None and self._position.capture():
+            try:
+                self._ahead.append((self._position.captured, next(self._batches)))
+            except StopIteration:
+                break
+            except Exception as error:  # of the microbatch, and raised there
+                self._failed = error
+        self._show_position()
+        return len(self._ahead) == number
+
+    def _show_position(self) -> None:
+        """Let the loader be where it was before the first microbatch that is not taken."""
+        if self._ahead:
+            self._position.show(self._ahead[0][0])
+        else:
+            self._position.release()

@@ -15,7 +15,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flyball_integrations.shared.step_loader import BatchLengths, StepLoader, read_lengths
+from flyball_integrations.shared.step_loader import (
+    BatchLengths,
+    MicrobatchReader,
+    StepLoader,
+    read_lengths,
+    split_lengths,
+)
 
 
 class Announced:
@@ -222,7 +228,7 @@ def test_lengths_that_cannot_be_read_end_announcing_with_one_line(
     announced = Announced()
     loader = StepLoader(
         range(5),
-        lengths=lambda number: [1] * 2 if number < 2 else None,
+        lengths=lambda number: read_lengths([1] * 2 if number < 2 else None),
         find_announcer=lambda: announced,
     )
     for _ in loader:
@@ -284,3 +290,64 @@ def test_a_loader_that_accelerate_has_prepared_is_at_its_end_where_it_would_be(
     assert found == [(number, number == 4, True) for number in range(5)]
     assert not loader.is_active
     assert len(announced.work) == -(-5 // (num_batches or 1))
+
+
+@given(
+    st.lists(st.integers(1, 3), min_size=1, max_size=5),  # microbatches of each step
+    st.integers(0, 12),
+)
+def test_microbatches_are_read_within_steps_and_those_of_the_next_one_announced(
+    numbers: list[int], size: int
+) -> None:
+    loader, announced, found, step = Positioned(size), Announced(), [], 0
+    reader: MicrobatchReader[int] = MicrobatchReader(
+        loader, lengths=int, announcer=announced, num_microbatches=lambda: numbers[step]
+    )
+    works = {}
+    for step, number in enumerate(numbers):  # noqa: B007 - read above
+        announced.train()  # as the step begins, the next one is the one after it
+        read = list(itertools.islice(reader, number))
+        works[announced.next_step - 1] = [[each] for each in read]
+        found += read
+        if len(read) < number:
+            break
+        assert loader.state_dict()["next"] % size == len(found) % size
+    assert found == list(range(size))[: len(found)]
+    assert len(found) == min(size, sum(numbers[: step + 1]))
+    # Of steps with as many microbatches as the one before.
+    for announced_step, work in announced.work.items():
+        assert (
+            works.get(announced_step, work)[: len(work)]
+            == work[: len(works.get(announced_step, work))]
+        )
+
+
+def test_an_exception_of_the_loader_comes_with_its_microbatch(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    announced = Announced()
+    reader: MicrobatchReader[int] = MicrobatchReader(
+        Positioned(8, fails_at=3),
+        lengths=lambda number: None,
+        announcer=announced,
+        num_microbatches=lambda: 1,
+    )
+    found = []
+    with pytest.raises(OSError, match="this file is broken"):
+        for number in reader:
+            found.append(number)
+            announced.train()
+    assert found == [0, 1, 2]
+    assert len(caplog.messages) == 1  # of lengths that are none
+
+
+def test_a_batch_is_split_as_torch_splits_it() -> None:
+    for size, num_microbatches in ((8, 4), (7, 3), (2, 4)):
+        lengths = [float(number) for number in range(size)]
+        parts = torch.tensor_split(torch.tensor(lengths), num_microbatches)
+        assert split_lengths(lengths, num_microbatches) == [part.tolist() for part in parts]
+    assert split_lengths([[3, 1], torch.tensor([2])], 2) == [[3.0, 1.0], [2.0]]
+    assert split_lengths([[3], 1.5], 2) == [[3.0], 1.5]
+    assert split_lengths(1.5, 2) == [1.5, 1.5]
+    with pytest.raises(ValueError, match=r"^1 entries for 2 microbatches$"):
+        split_lengths([[3, 1]], 2)
