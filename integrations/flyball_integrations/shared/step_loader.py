@@ -325,7 +325,9 @@ class MicrobatchReader(Generic[B]):
         announcer: StepAnnouncer,
         num_microbatches: Callable[[], int],
     ) -> None:
-        self._batches = iter(loader)
+        # Megatron's have no `__iter__`.
+        is_iterator = hasattr(loader, "__next__")
+        self._batches = cast("Iterator[B]", loader) if is_iterator else iter(loader)
         self._lengths = lengths
         self._announcer = announcer
         self._num_microbatches = num_microbatches
