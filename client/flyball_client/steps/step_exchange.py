@@ -36,6 +36,8 @@ TIMEOUT_S = 300.0
 _HELPER_TIMEOUT_S = 10.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.0005, 0.01
 _JOIN_S = 0.5
+# Steps in which a rank that announces has done so.
+_NUM_FIRST = 2
 # Steps whose work or plan is kept until they have run.
 _MAX_KEPT = 64
 # A rank counts as slow from this share on, in the median of its last steps.
@@ -83,6 +85,8 @@ class StepExchange:
         self._agreement, self._ask, self._timeout_s = agreement, ask, timeout_s
         self._first_step, self._stage, self._rank_name = first_step, stage, rank_name
         self._announced: dict[int, _Announced] = {}
+        # Whether this rank has announced anything yet.
+        self._announces = False
         #: Work of steps that are to come or run, as all ranks of the pipeline know it.
         self._works: dict[int, StepWork] = {}
         #: Plans of steps to come, with their version.
@@ -120,6 +124,7 @@ class StepExchange:
         self, step: int, work: Sequence[float | Sequence[float]], slowest_s: float | None
     ) -> None:
         """Announce a step's work; what is no work is logged once, and the step has none."""
+        self._announces = True
         try:
             self._announced[step] = _Announced(step_work(work), slowest_s)
         except (PipelineError, TypeError, ValueError) as error:
@@ -241,8 +246,15 @@ class StepExchange:
             self._plans[step] = load.version, planned._replace(slowness=slowness)
 
     def _is_due(self, step: int) -> bool:
-        """Return whether a step's exchange begins: it is announced, or has begun without."""
-        return self._begun >= step or (self._begun == step - 1 and step in self._announced)
+        """Return whether a step's exchange begins: it is announced, or has begun without.
+
+        A rank that has announced nothing in its first steps, as that of a middle stage, learns of
+        work by the exchange, and so takes part as the step before begins.
+        """
+        if self._begun >= step:
+            return True
+        is_listening = not self._announces and self._begun >= self._first_step + _NUM_FIRST
+        return self._begun == step - 1 and (is_listening or step in self._announced)
 
     def _gather(
         self, step: int, version: int | None, announced: _Announced | None

@@ -224,12 +224,18 @@ def test_a_stage_without_the_batch_gets_its_pipelines_work_by_the_gathering() ->
     meeting = Meeting(1, 2)
     first, last = (Rank(meeting, 0, stage, deadline_ratio=1.3) for stage in (0, 1))
     with running(first, last):
-        first.exchange.announce(1, HEAVY, None)
-        # The last stage has nothing to announce until the step begins.
-        last.exchange.begin(1, next_version=1, last_mhz=HIGHEST_MHZ)
-        wait_until(lambda: 1 in last.exchange._works)
-        assert last.exchange.end(1, 1, lambda: 1.0) == (step_work(HEAVY), None)
-        assert last.clocks(1) == last.plan.highest_mhz
+        for step in range(1, 6):
+            first.exchange.announce(step, HEAVY, None)
+        # The last stage has nothing to announce. After some steps it takes part in the exchange of
+        # the next one as a step begins.
+        for step in (1, 2):
+            for rank in (first, last):
+                rank.begin(step)
+            wait_until(lambda: last.exchange._works.keys() >= {step})  # noqa: B023
+        wait_until(lambda: first.has_plan(3) and last.has_plan(3))
+        for rank in (first, last):
+            assert min(rank.clocks(3)) < HIGHEST_MHZ
+        assert last.exchange.end(2, 1, lambda: 1.0) == (step_work(HEAVY), None)
 
 
 def test_a_deadline_that_the_plan_stretches_is_stretched_for_every_step() -> None:
