@@ -52,6 +52,7 @@ def _profile_digest(profile: StageProfile) -> bytes:
             )
         ]
         digest.update(array("d", figures).tobytes())
+        digest.update(repr([point.held_by for point in points]).encode())
     for chunk in profile.chunks:
         digest.update(_profile_digest(chunk))
     return digest.digest()
