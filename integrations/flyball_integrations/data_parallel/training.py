@@ -210,6 +210,7 @@ def steps(
     *,
     lengths: Callable[[B], Any],
     accumulate: int | None = None,
+    gives_lists: bool = True,
     model: torch.nn.Module | None = None,
 ) -> StepLoader[B]:
     """Return the loader's batches, each announced while the step before it runs.
@@ -222,7 +223,8 @@ def steps(
         loader: of batches; may be passed over again for each epoch.
         lengths: returns the lengths of a batch's sequences in tokens, or of its images in patches:
             a list or a CPU tensor. Or a float, the time of the batch over that in the profile.
-        accumulate: number of batches in a step, which then come as lists; None: one, as it is.
+        accumulate: number of batches in a step, which then come as a list; None: one, as it is.
+        gives_lists: False: with `accumulate`, batches come one by one all the same.
         model: that Flyball is attached to; None: the only one of this process.
 
     Raises:
@@ -243,6 +245,7 @@ def steps(
         lengths=lambda batch: read_lengths(lengths(batch)),
         find_announcer=find_announcer,
         num_batches=accumulate,
+        gives_lists=gives_lists,
     )
 
 

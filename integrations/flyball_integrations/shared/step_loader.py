@@ -129,7 +129,8 @@ class StepLoader(Generic[B]):
         loader: of batches.
         lengths: returns a batch's lengths, as the announcer takes them.
         find_announcer: returns the announcer; None: none yet, and nothing is read ahead.
-        num_batches: number of batches in a step, which come as a list; None: one, as it is.
+        num_batches: number of batches in a step; None: one.
+        gives_lists: True: with `num_batches`, those of a step come as a list.
     """
 
     def __init__(
@@ -139,13 +140,15 @@ class StepLoader(Generic[B]):
         lengths: Callable[[B], Any],
         find_announcer: Callable[[], StepAnnouncer | None],
         num_batches: int | None = None,
+        gives_lists: bool = True,
     ) -> None:
         if num_batches is not None and num_batches < 1:
             raise ValueError(f"accumulate must be at least 1, not {num_batches}")
         self._loader = loader
         self._lengths = lengths
         self._find_announcer = find_announcer
-        self._num_batches = num_batches
+        self._num_batches = num_batches or 1
+        self._gives_lists = gives_lists and num_batches is not None
         self._position = _Position(loader)
         self._is_broken = False
 
@@ -155,7 +158,8 @@ class StepLoader(Generic[B]):
         return getattr(self._loader, name)
 
     def __len__(self) -> int:
-        return math.ceil(len(cast("Sequence[B]", self._loader)) / (self._num_batches or 1))
+        size = len(cast("Sequence[B]", self._loader))
+        return math.ceil(size / self._num_batches) if self._gives_lists else size
 
     def __iter__(self) -> Iterator[Any]:
         self._position.release()
@@ -177,7 +181,7 @@ class StepLoader(Generic[B]):
                 announced = step + 1
                 if ahead and failed is None:
                     self._announce(announcer, ahead, announced)
-            yield self._given(now)
+            yield from self._given(now)
             if failed is not None:
                 self._position.release()
                 raise failed
@@ -187,19 +191,22 @@ class StepLoader(Generic[B]):
 
     def _read(self, batches: Iterator[B]) -> list[_Read[B]]:
         found: list[_Read[B]] = []
-        for batch in islice(batches, self._num_batches or 1):
+        for batch in islice(batches, self._num_batches):
             found.append(_Read(batch, bool(getattr(self._loader, _IS_LAST, False))))
             if found[-1].is_last:
                 break
         return found
 
-    def _given(self, now: Sequence[_Read[B]]) -> Any:  # noqa: ANN401 - a batch or a list
-        """Return a step's item, with which the loader of accelerate is where it would be."""
-        if not hasattr(self._loader, _IS_LAST):
-            return now[0].batch if self._num_batches is None else [each.batch for each in now]
-        setattr(self._loader, _IS_LAST, now[0].is_last)
-        given = _Batches(self._loader, now)
-        return next(iter(given)) if self._num_batches is None else given
+    def _given(self, now: Sequence[_Read[B]]) -> Iterator[Any]:
+        """Yield what a step is given, with accelerate's loader where it would be."""
+        given: Iterable[B] = [each.batch for each in now]
+        if hasattr(self._loader, _IS_LAST):
+            setattr(self._loader, _IS_LAST, now[0].is_last)
+            given = _Batches(self._loader, now)
+        if self._gives_lists:
+            yield given
+        else:
+            yield from given
 
     def _announce(self, announcer: StepAnnouncer, batches: Sequence[_Read[B]], step: int) -> None:
         if self._is_broken:

@@ -351,3 +351,15 @@ def test_a_batch_is_split_as_torch_splits_it() -> None:
     assert split_lengths(1.5, 2) == [1.5, 1.5]
     with pytest.raises(ValueError, match=r"^1 entries for 2 microbatches$"):
         split_lengths([[3, 1]], 2)
+
+
+def test_batches_of_a_step_may_come_one_by_one() -> None:
+    announced, found = Announced(), []
+    loader = looked_ahead(range(5), announced, num_batches=2, gives_lists=False)
+    assert len(loader) == 5
+    for number in loader:
+        found.append(number)
+        if number % 2 or number == 4:
+            announced.train()
+    assert found == [0, 1, 2, 3, 4]
+    assert announced.work == {7: [[0], [1]], 8: [[2], [3]], 9: [[4]]}
