@@ -49,6 +49,48 @@ class PlanKind(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
+class RankPower:
+    """Planned power of one rank's GPU, and its limit.
+
+    Attributes:
+        dp_rank: number of the rank's data-parallel pipeline, from 0.
+        host: name of the rank's node.
+        planned_power_w: predicted average power on the plan, waiting included, W; null: not known,
+            as in a plan whose pipelines have clocks of their own.
+        power_limit_w: enforced power limit by the newest reading, W; null: not known.
+    """
+
+    rank: int
+    stage: int
+    dp_rank: int
+    host: str
+    gpu_uuid: str
+    planned_power_w: float | None
+    power_limit_w: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobPower:
+    """Planned power of a job's GPUs, for tools that divide a power budget.
+
+    Attributes:
+        target: current target, such as `power:8000` or `power:limit`.
+        version: plan version of these figures, the active one or the newest if none is active;
+            null: no plan yet.
+        planned_power_w: sum over the ranks in W; null: not known of all.
+        power_limit_w: sum of the ranks' limits in W; null: not known of all.
+        ranks: ranks in training, by number.
+    """
+
+    job_id: str
+    target: str
+    version: int | None
+    planned_power_w: float | None
+    power_limit_w: float | None
+    ranks: tuple[RankPower, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class TokenRequest(Sent):
     """Request for a token of one job, a read-only token, or an operator's.
 
@@ -157,6 +199,29 @@ class MeasuredIteration:
 
 
 @dataclass(frozen=True, kw_only=True)
+class OwnPlanOfStep:
+    """Newest step that all ranks have posted, where ranks had a plan for this step alone.
+
+    Attributes:
+        num_ranks: number of ranks that had one; the others ran at the highest clocks.
+        slack: share of the step's deadline that pipelines would have waited at the highest clocks,
+            mean over these ranks.
+        lowest_mhz: lowest clock of these ranks in the step in MHz.
+        highest_mhz: highest clock of these ranks in the step in MHz.
+        predicted_saved_j: energy that their plans save in the step, predicted, in J.
+        text: all of this in one line.
+    """
+
+    step: int
+    num_ranks: int
+    slack: float
+    lowest_mhz: int
+    highest_mhz: int
+    predicted_saved_j: float
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class JobOverview:
     """A job in one row.
 
@@ -190,6 +255,7 @@ class JobOverview:
         is_caught_up: true if these figures include all of the job's steps.
         last_seen_at: time of the ranks' last heartbeat, ISO 8601, UTC.
         delays: times beside the instructions, as in JobReport; null: none.
+        own_plan: newest step's own plan, where steps differ and have one; null: it had none.
         refused: a registration of the job or a rank that was refused lately, and why; null: none,
             or one was taken since.
     """
@@ -226,6 +292,7 @@ class JobOverview:
     saved_of_j: float | None = None
     factors: EnergyFactors = field(default_factory=EnergyFactors)
     delays: PlannedDelays | None = None
+    own_plan: OwnPlanOfStep | None = None
     refused: str | None = None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from flyball_server.jobs.conditions.reconciler import ConditionsReconciler
 from flyball_server.jobs.reconcile.comparisons import ComparisonReconciler
 from flyball_server.jobs.reconcile.delays import DelayReconciler
 from flyball_server.jobs.reconcile.expiry import ExpiryReconciler
@@ -13,6 +14,7 @@ from flyball_server.jobs.reconcile.probes import ProbeReconciler
 from flyball_server.jobs.reconcile.pruning import PruningReconciler
 from flyball_server.jobs.reconcile.reconfigurations import ReconfigurationReconciler
 from flyball_server.jobs.reconcile.stragglers import StragglerReconciler
+from flyball_server.jobs.reconcile.work_drift import WorkDriftReconciler
 from flyball_server.jobs.replanning.plan_job import PlanningSlots
 
 
@@ -21,6 +23,7 @@ def all_reconcilers() -> tuple[Reconciler, ...]:
     slots = PlanningSlots()
     return (
         ExpiryReconciler(),
+        ConditionsReconciler(slots),
         ReplanReconciler(slots),
         PlacementReconciler(slots),
         OrderAdviceReconciler(slots),
@@ -28,6 +31,7 @@ def all_reconcilers() -> tuple[Reconciler, ...]:
         TimetableReconciler(slots),
         StragglerReconciler(slots),
         DelayReconciler(slots),
+        WorkDriftReconciler(slots),
         ComparisonReconciler(),
         ReconfigurationReconciler(),
         PruningReconciler(),
