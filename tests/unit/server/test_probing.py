@@ -130,14 +130,7 @@ class ProbedJob:
                 rank=measured.stage,
                 step=self.step,
                 by_clock=tuple(
-                    (
-                        str(of.kind),
-                        of.chunk,
-                        of.sm_clock_mhz,
-                        int(of.count),
-                        of.mean_s,
-                        of.variance_s2,
-                    )
+                    (str(of.kind), of.chunk, of.sm_clock_mhz, of.count, of.mean_s, of.variance_s2)
                     for of in measured.instructions
                 ),
             )
