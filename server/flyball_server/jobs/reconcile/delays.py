@@ -11,7 +11,7 @@ from flyball_server.jobs.measurements.announced_work import (
     following,
     measured_work,
     no_step_plans,
-    num_queued,
+    with_changes,
 )
 from flyball_server.jobs.measurements.timed_steps import (
     delays_of_steps,
@@ -19,6 +19,7 @@ from flyball_server.jobs.measurements.timed_steps import (
     timed_version,
 )
 from flyball_server.jobs.reconcile.comparisons import open_comparison
+from flyball_server.jobs.reconcile.placement import gpus_in_node
 from flyball_server.jobs.reconcile.reconfigurations import is_reconfigured
 from flyball_server.jobs.records import JobRecord, PlanRecord
 from flyball_server.jobs.registry.inspection import newest_plan, require_job, require_plan
@@ -134,7 +135,18 @@ def _read(reader: JobReader, job: JobRecord, loop_state: JobLoopState) -> _Found
         return _Found(
             record=record, delays=delays, work=inputs.work if read.has_some_work else None
         )
-    model = replace(measured.model, num_queued=num_queued(spec, inputs))
+    # The next plan counts the delays that these steps have measured.
+    following_inputs = inputs
+    if delays.up_s is not None and _matters(spec, before, delays, record.plan):
+        following_inputs = replace(inputs, delays=delays)
+    model = with_changes(
+        measured.model,
+        record.plan,
+        spec,
+        following_inputs,
+        are_given=has_given_transitions(spec),
+        num_in_node=gpus_in_node(reader.list_ranks(job.job_id)),
+    )
     return _Found(record=record, delays=delays, work=model)
 
 
