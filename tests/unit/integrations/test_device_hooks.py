@@ -173,7 +173,7 @@ def test_after_a_failed_step_its_calls_are_dropped_and_the_next_step_is_followed
     assert hooks.next_step == session.next_step == 8
     launch_step(called)
     assert (hooks.next_step, session.next_step) == (9, 8)  # steps count as they are launched
-    device.reach(5.0, 6.0, 7.0, 9.0, 10.0)
+    device.reach(4.0, 5.0, 6.0, 7.0, 9.0, 10.0)
     lines = session.wait_for(6)
     assert [line.split(" ", 1)[1] for line in lines[2:]] == [
         "step begins",
