@@ -456,6 +456,18 @@ class TestJobStore:
         with store_with_job.reading() as reader:
             assert reader.find_job("job") == changed
 
+    def test_its_size_grows_with_what_is_stored(self, store_with_job: JobStore) -> None:
+        before = store_with_job.space()
+        assert before.size_bytes > 0
+        assert before.free_bytes is None or before.free_bytes > 0
+        with store_with_job.writing("job") as writer:
+            writer.save_ranks([rank_record()])
+            writer.save_steps(tuple(step_record(step) for step in range(5_000)))
+        assert store_with_job.space().size_bytes > before.size_bytes
+        store_with_job.close()
+        with pytest.raises(StoreClosedError):
+            store_with_job.space()
+
     def test_a_closed_store_says_so_and_keeps_everything(self, store_with_job: JobStore) -> None:
         store_with_job.close()
         store_with_job.close()

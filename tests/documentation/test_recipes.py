@@ -10,7 +10,6 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-import yaml
 from tests.documentation.blocks import ROOT, blocks_of
 
 PAGE = ROOT / "docs" / "frameworks.md"
@@ -182,19 +181,6 @@ def test_megatron_bridges_callbacks_attach_and_enclose_each_step(
     }
     step = ["step begins", "trains", "step ends"]
     assert calls == [("attach", "of first chunk", options), *step, *step, ("detach",)]
-
-
-def test_the_kubernetes_recipe_changes_only_what_the_example_job_runs() -> None:
-    shown = [block.text for block in blocks_of(PAGE) if block.language == "yaml"]
-    assert len(shown) == 1
-    recipe_container = yaml.safe_load(shown[0])
-    documents = yaml.safe_load_all((ROOT / "deploy/kubernetes/training-job.yaml").read_text())
-    job = next(document for document in documents if document["kind"] == "Job")
-    container = job["spec"]["template"]["spec"]["containers"][0]
-    assert recipe_container.keys() == {"image", "command"} <= container.keys()
-    *launch, script, options = recipe_container["command"]
-    assert [*launch, "train.py"] == container["command"]
-    assert (script, options) == ("train_flyball.py", "--job.config_file=llama3_70b.toml")
 
 
 def test_lightnings_callback_encloses_the_batches_of_a_step(
