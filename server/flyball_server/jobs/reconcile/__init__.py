@@ -13,6 +13,7 @@ from flyball_server.jobs.reconcile.probes import ProbeReconciler
 from flyball_server.jobs.reconcile.pruning import PruningReconciler
 from flyball_server.jobs.reconcile.reconfigurations import ReconfigurationReconciler
 from flyball_server.jobs.reconcile.stragglers import StragglerReconciler
+from flyball_server.jobs.reconcile.work_drift import WorkDriftReconciler
 from flyball_server.jobs.replanning.plan_job import PlanningSlots
 
 
@@ -28,6 +29,7 @@ def all_reconcilers() -> tuple[Reconciler, ...]:
         TimetableReconciler(slots),
         StragglerReconciler(slots),
         DelayReconciler(slots),
+        WorkDriftReconciler(slots),
         ComparisonReconciler(),
         ReconfigurationReconciler(),
         PruningReconciler(),

@@ -354,7 +354,7 @@ def _log_version(record: PlanRecord, planned: SlowedPlan) -> None:
 
 def _measurement_detail(spec: JobSpec, planned_inputs: PlanningInputs) -> MeasurementDetail:
     """Return the detail of measurements that the job's adaptation requires."""
-    if spec.adaptation == Adaptation.FRONTIER:
+    if spec.adaptation == Adaptation.FRONTIER or planned_inputs.step_work is not None:
         return MeasurementDetail.CLOCKS
     if is_raised_by_waits(spec, planned_inputs):
         return MeasurementDetail.INSTRUCTIONS
