@@ -207,6 +207,19 @@ class Comparison:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ChangedConditions:
+    """Conditions of GPUs that the job's profile was not measured under.
+
+    Attributes:
+        text: what changed, and on which ranks.
+        since_unix_s: time at which that was read first.
+    """
+
+    text: str
+    since_unix_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class PlanningInputs:
     """Part of a job's loop state that its plan depends on.
 
@@ -220,6 +233,7 @@ class PlanningInputs:
         gpus_at_once: largest number of GPUs that one stage has in one node; None: not all ranks
             have registered, or it has no effect.
         gpus_in_node: largest number of GPUs that the job has in one node; None: likewise.
+        changed: conditions under which the profile does not hold; None: none are known.
     """
 
     target: str | None = None
@@ -230,11 +244,16 @@ class PlanningInputs:
     work: WorkModel | None = None
     gpus_at_once: int | None = None
     gpus_in_node: int | None = None
+    changed: ChangedConditions | None = None
 
     @property
     def step_work(self) -> WorkModel | None:
-        """Return the work that steps' plans are made from; None: they get none of their own."""
-        return None if self.work is None or self.work.problem is not None else self.work
+        """Return the work that steps' plans are made from; None: they get none of their own.
+
+        They get none where the profile does not hold.
+        """
+        is_usable = self.work is not None and self.work.problem is None and self.changed is None
+        return self.work if is_usable else None
 
     @property
     def work_note(self) -> str | None:
@@ -340,6 +359,7 @@ class JobLoopState(Record):
         order_comparison: newest comparison of its order with others; None: not compared yet.
         refused: newest refused registration; None: none since the job was registered last.
         shape_change: newest change of the number of microbatches; None: none in this run.
+        power_limits_w: mean enforced power limit of a GPU by stage, W; empty: not all are known.
     """
 
     job_id: str
@@ -357,6 +377,7 @@ class JobLoopState(Record):
     order_comparison: OrderComparison | None = None
     refused: RefusedRegistration | None = None
     shape_change: ShapeChange | None = None
+    power_limits_w: tuple[float, ...] = ()
 
     @property
     def order_advice(self) -> OrderAdvice | None:

@@ -142,6 +142,12 @@ _SUMMED_GAUGES = (
         "Registered ranks with a recent heartbeat that have not left.",
     ),
     (
+        "flyball_ranks_under_other_conditions",
+        "ranks.changed",
+        "Ranks whose GPU runs under a power limit, power profile, memory clock or ECC mode that the"
+        " profile was not measured under.",
+    ),
+    (
         "flyball_ranks_without_clocks",
         "ranks.without_clocks",
         "Present ranks that set no clocks: their governor has ended, or never could set one.",

@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from flyball_server.jobs.conditions.changes import num_changed
+from flyball_server.jobs.job_state import OVER
 from flyball_server.jobs.lifecycle.job_life import is_emulated, is_gone, last_sign, refused_text
 from flyball_server.jobs.loop_state import GpuChange
 from flyball_server.jobs.measurements.step_fold import StepFold
@@ -61,11 +63,17 @@ class StageMeasurement:
 
 @dataclass(frozen=True, kw_only=True)
 class RankCounts:
-    """Number of ranks that are expected, registered, alive, and alive without setting clocks."""
+    """Number of ranks that are expected, registered and alive, and of some that are.
+
+    Attributes:
+        changed: ranks whose GPU runs under conditions that the profile does not hold for.
+        without_clocks: present ranks that set no clocks.
+    """
 
     expected: int
     registered: int
     present: int
+    changed: int = 0
     without_clocks: int = 0
 
 
@@ -279,6 +287,9 @@ def _read_job(services: JobServices, reader: JobReader, facts: JobFacts) -> None
         registered=len(ranks),
         present=len(present),
         without_clocks=sum(rank.no_clocks is not None for rank in present),
+        changed=0
+        if job.state in OVER
+        else num_changed(reader.profiled_conditions(job.job_id), ranks),
     )
     _read_plans(reader, facts)
     before = facts.fold.place

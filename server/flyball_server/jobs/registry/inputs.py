@@ -8,11 +8,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from flyball_profiles.stage_profile import StageProfile
+from flyball_server.jobs.conditions.changes import ProfiledConditions, changed_conditions
 from flyball_server.jobs.errors import InvalidFieldError
 from flyball_server.jobs.job_state import JobInput
 from flyball_server.jobs.registry.inspection import JobSummary, require_job, summarise
 from flyball_server.jobs.replanning.plan_request import check_spec
 from flyball_server.jobs.services import JobServices
+from flyball_server.jobs.store.sql.job_writer import JobWriter
 from flyball_server.jobs.stragglers.announcements import forget_measured_slowdowns
 from flyball_wire.plan_options import TargetChange
 
@@ -34,9 +36,21 @@ def put_profile(services: JobServices, job_id: str, profile: StageProfile) -> Jo
         if writer.find_profile(job_id) != profile:
             writer.save_profile(job_id, profile)
             forget_measured_slowdowns(services, writer, job_id)
+            _compare_conditions(services, writer, job_id, profile)
             job = job.with_change(JobInput.PROFILE)
             writer.save_job(job)
         return summarise(writer, job)
+
+
+def _compare_conditions(
+    services: JobServices, writer: JobWriter, job_id: str, profile: StageProfile
+) -> None:
+    """Note whether the profile holds for the job's ranks, before it is planned from."""
+    profiled, ranks = ProfiledConditions.of(profile), writer.list_ranks(job_id)
+    changed = changed_conditions(profiled, ranks, services.now().timestamp())
+    loop_state = writer.find_loop_state(job_id)
+    inputs = replace(loop_state.inputs, changed=changed)
+    writer.save_loop_state(loop_state.evolve(inputs=inputs))
 
 
 def change_target(services: JobServices, job_id: str, change: TargetChange) -> JobSummary:

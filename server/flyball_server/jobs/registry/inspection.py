@@ -5,12 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from flyball_profiles.stage_profile import EnergyScope, StageProfile
+from flyball_server.jobs.conditions.changes import (
+    ProfiledConditions,
+    condition_notes,
+    limit_note,
+)
 from flyball_server.jobs.errors import (
     MissingProfileError,
     UnknownJobError,
     UnknownPlanError,
     UnknownRankError,
 )
+from flyball_server.jobs.job_state import OVER
 from flyball_server.jobs.lifecycle.job_life import job_notes
 from flyball_server.jobs.loop_state import RefusedRegistration, ShapeChange
 from flyball_server.jobs.records import JobRecord, PlanRecord, RankRecord
@@ -36,6 +42,8 @@ class JobSummary:
         refused: newest refused registration; None: none since the job was registered last.
         shape_change: newest change of the number of microbatches; None: none in this run.
         profile_scope: what the energies of its profile count; None: not known.
+        profiled: conditions that its profile was measured under; None: not known.
+        target: current target.
         work_note: line on steps that differ in their work, or on announced work that is not used;
             None: neither.
     """
@@ -50,6 +58,8 @@ class JobSummary:
     refused: RefusedRegistration | None = None
     shape_change: ShapeChange | None = None
     profile_scope: EnergyScope | None = None
+    profiled: ProfiledConditions | None = None
+    target: str = ""
     work_note: str | None = None
 
 
@@ -148,6 +158,8 @@ def summarise(reader: JobReader, job: JobRecord) -> JobSummary:
         refused=loop_state.refused,
         shape_change=loop_state.shape_change,
         profile_scope=reader.profile_scope(job.job_id),
+        profiled=reader.profiled_conditions(job.job_id),
+        target=loop_state.inputs.target or job.spec.target,
         work_note=loop_state.inputs.work_note,
     )
 
@@ -165,7 +177,23 @@ def notes(services: JobServices, summary: JobSummary) -> tuple[str, ...]:
         now=services.now(),
         times=services.life,
     )
-    return (*of_plan, *of_job, *scope_notes(summary.ranks, summary.profile_scope))
+    return (*of_plan, *of_job, *gpu_notes(summary))
+
+
+def gpu_notes(summary: JobSummary) -> list[str]:
+    """Return a line for each thing about the job's GPUs that is not as profiled."""
+    if summary.job.state in OVER:
+        return scope_notes(summary.ranks, summary.profile_scope)
+    return [
+        *limit_note(summary.ranks, summary.target),
+        *condition_notes(
+            summary.profiled,
+            summary.ranks,
+            target=summary.target,
+            is_profiled_online=summary.job.spec.is_profiled_online,
+        ),
+        *scope_notes(summary.ranks, summary.profile_scope),
+    ]
 
 
 def shape_notes(summary: JobSummary) -> tuple[str, ...]:

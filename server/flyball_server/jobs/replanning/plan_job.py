@@ -160,6 +160,7 @@ def _wanted(inputs: PlanningInputs) -> object:
         inputs.step_work,
         inputs.gpus_at_once or 1,
         inputs.gpus_in_node or 1,
+        inputs.changed is None,
     )
 
 

@@ -16,6 +16,7 @@ from flyball_profiles.clock_transitions import ClockTransitions
 from flyball_profiles.gpu_windows import MEASURE_BLOCKING_POWER, GpuTableError, GpuWindow
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.jobs.bounds import check_count, check_length, check_text
+from flyball_server.jobs.conditions.changes import keeps_plan
 from flyball_server.jobs.errors import InvalidFieldError
 from flyball_server.jobs.loop_state import JobLoopState, MeasuredDelays, PlanningInputs
 from flyball_server.jobs.probing import probing_schedule
@@ -23,6 +24,7 @@ from flyball_server.planning.planner import PlanRequest
 from flyball_server.planning.request_options import (
     DEFAULT_RECONFIGURE_GRANULARITY_MHZ,
     clock_transitions,
+    limit_target,
     with_known_transitions,
 )
 from flyball_server.planning.schedule_choice import is_auto
@@ -36,7 +38,7 @@ from flyball_wire.plan_options import (
     check_together,
     plan_options,
 )
-from flyball_wire.targets import parse_target
+from flyball_wire.targets import LIMIT_TARGET
 
 MAX_OTHER_ORDERS = 16
 GpuTable = Callable[[str], GpuWindow]
@@ -147,12 +149,13 @@ def plan_request(
         known,
         blocking_power_w=_blocking_power_w(spec, window, loop_state),
         reconfigure=Reconfigure.DEFAULT if is_measured else spec.reconfiguration,
-        target=loop_state.inputs.target or spec.target,
+        target=_target(spec, profile, loop_state),
         effort=loop_state.inputs.effort or spec.effort,
     )
     inputs = loop_state.inputs
-    if inputs.delays is not None and inputs.delays.work and inputs.step_work is None:
-        options = _for_differing_steps(options)
+    is_other_work = inputs.delays is not None and inputs.delays.work and inputs.step_work is None
+    if inputs.changed is not None or is_other_work:
+        options = _at_highest_clocks(options)
     return PlanRequest(
         profile=profile,
         num_microbatches=spec.num_microbatches,
@@ -161,12 +164,21 @@ def plan_request(
     )
 
 
-def _for_differing_steps(options: PlanOptions) -> PlanOptions:
+def _target(spec: JobSpec, profile: StageProfile, loop_state: JobLoopState) -> str:
+    """Return the current target, with W in place of `power:limit`, or as the fastest if unknown."""
+    target = loop_state.inputs.target or spec.target
+    if target != LIMIT_TARGET:
+        return target
+    return limit_target((profile,), loop_state.power_limits_w) or DEFAULT_TARGET
+
+
+def _at_highest_clocks(options: PlanOptions) -> PlanOptions:
     """Return the options with the highest clocks, where the target promises a time.
 
-    No reserve keeps one plan from making steps longer whose work differs (decision 48).
+    No reserve keeps one plan from making steps longer whose work differs (decision 48), and a
+    profile says nothing about other conditions (decision 51).
     """
-    if parse_target(options.target).kind in {"least-energy", "power"}:
+    if keeps_plan(options.target):
         return options
     return replace(
         options,
@@ -272,11 +284,12 @@ def is_raised_by_waits(spec: JobSpec, inputs: PlanningInputs) -> bool:
     """Return whether measured waits decide which clocks are raised.
 
     This is false while ranks are slower than their profile: then pipelines differ, and the model,
-    which includes their slowdown factors, decides.
+    which includes their slowdown factors, decides. It is false too where the profile does not hold.
     """
     slowdowns = [slowed.slowdown for slowed in inputs.rank_slowdowns]
     slowdowns += [slowed.slowdown for slowed in inputs.stage_slowdowns]
-    return spec.adaptation == Adaptation.RECONFIGURE and all(each == 1 for each in slowdowns)
+    is_as_profiled = inputs.changed is None and all(each == 1 for each in slowdowns)
+    return spec.adaptation == Adaptation.RECONFIGURE and is_as_profiled
 
 
 def _check_schedule(spec: JobSpec) -> None:

@@ -84,4 +84,5 @@ def _planned(inputs: PlanningInputs) -> object:
         # One GPU is as none known of.
         inputs.gpus_at_once or 1,
         inputs.gpus_in_node or 1,
+        inputs.changed is None,
     )
