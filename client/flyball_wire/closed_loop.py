@@ -181,8 +181,7 @@ class MissedTarget:
     def text(self) -> str:
         """Line for people."""
         return (
-            f"target {self.target} can no longer be met; the job runs the nearest plan,"
-            f" {self.nearest}"
+            f"target {self.target} cannot be met; the job runs the nearest plan, {self.nearest}"
         )
 
 

@@ -45,7 +45,6 @@ from flyball_server.jobs.auth.access import TokenGate
 from flyball_server.jobs.lifecycle.heartbeats import Heartbeats
 from flyball_server.jobs.reconcile import all_reconcilers
 from flyball_server.jobs.reconcile.loop import ReconcileLoop, Reconciler
-from flyball_server.jobs.replanning.plan_job import PlanCoalescer
 from flyball_server.jobs.services import JobServices, Planner
 from flyball_server.jobs.store.contract import JobStore
 from flyball_server.jobs.store.databases import make_job_store
@@ -243,7 +242,6 @@ def _planner_state(
         frontiers=FrontierMemory(),
         histories=histories,
         timelines=TimelineAnswers(),
-        plan_coalescer=PlanCoalescer(services),
         frontier_threads=_frontier_threads(settings),
         history_threads=CapacityLimiter(HISTORIES_AT_ONCE),
         gate=TokenGate(measured, operator_token=settings.token),

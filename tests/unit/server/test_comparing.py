@@ -21,7 +21,7 @@ from tests.planner.use_cases import change_target, put_profile, register_job
 from flyball_server.jobs.errors import JobIsOverError, NoRanksPresentError, UnknownJobError
 from flyball_server.jobs.reconcile.comparisons import ComparisonReconciler
 from flyball_server.jobs.records import PlanRecord
-from flyball_server.jobs.registry.inspection import require_job
+from flyball_server.jobs.registry.inspection import newest_plan, require_job
 from flyball_server.jobs.savings.comparisons import (
     comparison_cycle,
     delete_comparison,
@@ -221,7 +221,10 @@ def test_a_plan_that_does_not_hold_yet_or_is_being_reconfigured_is_waited_for() 
     assert job.progress() == ("running", None, 0)
     for detail in (MeasurementDetail.INSTRUCTIONS, MeasurementDetail.TOTALS):
         with job.services.store.writing("job") as writer:
-            add_version(job.services, writer, "job", frequency_plan(), measurement_detail=detail)
+            newest = newest_plan(writer, "job")
+            assert newest is not None
+            digest, plan = newest.digest, frequency_plan()
+            add_version(job.services, writer, "job", plan, measurement_detail=detail, digest=digest)
         job.reconcile()
         assert job.progress() == ("running", None, 0)
         job.activate()

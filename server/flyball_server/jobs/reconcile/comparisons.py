@@ -19,6 +19,7 @@ from flyball_server.jobs.savings.comparisons import (
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.jobs.store.sql.job_writer import JobWriter
+from flyball_server.jobs.versions.planning import read_planning
 from flyball_wire.messages import PlanVersion
 from flyball_wire.plans.plan import Purpose
 
@@ -32,7 +33,7 @@ class ComparisonReconciler:
 
     def runs_after_posts(self, reader: JobReader, job: JobRecord) -> bool:
         """Return whether a comparison is requested or running."""
-        return open_comparison(reader.find_loop_state(job.job_id)) is not None
+        return reader.find_loop_state(job.job_id).open_comparison is not None
 
     def __call__(self, services: JobServices, job_id: str) -> None:
         """Start or end a comparison, or leave the job unchanged."""
@@ -41,7 +42,7 @@ class ComparisonReconciler:
             if job is None or job.state in OVER:
                 return
             situation = _situation(reader, job)
-            if situation is None or not _wants_change(reader, situation):
+            if situation is None or not _wants_change(services, reader, situation):
                 return
         with services.store.writing(job_id) as writer:
             is_same = _situation(writer, require_job(writer, job_id)) == situation
@@ -70,7 +71,7 @@ class _Situation:
 def _situation(reader: JobReader, job: JobRecord) -> _Situation | None:
     """Return the state of the job's comparison; None: no comparison that is not over."""
     loop_state = reader.find_loop_state(job.job_id)
-    running = open_comparison(loop_state)
+    running = loop_state.open_comparison
     versions = reader.list_versions(job.job_id)
     if running is None or not versions:
         return None
@@ -82,10 +83,10 @@ def _situation(reader: JobReader, job: JobRecord) -> _Situation | None:
     )
 
 
-def _wants_change(reader: JobReader, situation: _Situation) -> bool:
+def _wants_change(services: JobServices, reader: JobReader, situation: _Situation) -> bool:
     running, newest = situation.running, situation.newest
     if running.version is None:
-        return _can_be_compared(reader, situation)
+        return _can_be_compared(services, reader, situation)
     return running.version != newest.version or _is_over(reader, situation)
 
 
@@ -110,10 +111,10 @@ def _is_over(reader: JobReader, situation: _Situation) -> bool:
     )
 
 
-def _can_be_compared(reader: JobReader, situation: _Situation) -> bool:
+def _can_be_compared(services: JobServices, reader: JobReader, situation: _Situation) -> bool:
     """Return whether the newest plan holds, and nothing else is about to change it."""
     job, newest = situation.job, situation.newest
-    if newest.first_step is None or job.planned_revision != job.inputs_revision:
+    if newest.first_step is None or not read_planning(reader, job).is_planned(services):
         return False
     record = require_plan(reader, job.job_id, newest.version)
     return record.purpose in {Purpose.PLAN, Purpose.COMPARISON}
@@ -143,9 +144,3 @@ def _change(services: JobServices, writer: JobWriter, situation: _Situation) -> 
 
 def _save(writer: JobWriter, situation: _Situation, comparison: Comparison) -> None:
     writer.save_loop_state(situation.loop_state.evolve(comparison=comparison))
-
-
-def open_comparison(loop_state: JobLoopState) -> Comparison | None:
-    """Return the comparison that is requested or running; None: no comparison."""
-    newest = loop_state.comparison
-    return None if newest is None or newest.is_done else newest

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from flyball_server.jobs.errors import JobsError, StoreError, UnknownJobError
+from flyball_server.jobs.reconcile.slots import NUM_SLOTS
 from flyball_server.jobs.records import JobRecord
-from flyball_server.jobs.replanning.plan_job import NUM_SLOTS
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.log_setup import about
@@ -44,8 +44,8 @@ class Reconciler(Protocol):
       nothing. Calls for one job are serialised among all planners on the store; calls for several
       jobs run at once.
     - After posts of measured steps it is called only if one of the reconcilers may have something
-      to do then. What a killed planner has left undone is found at the next post, by whichever
-      planner receives it.
+      to do then. What a killed planner has left undone is found within the minute, by whichever
+      planner runs.
     - It keeps its state in the store, so that a restarted planner continues.
     - Errors of the tree in `jobs.errors` may escape: they are logged, and the job is reconciled
       again after its next change, within the minute; after store errors within a few seconds.

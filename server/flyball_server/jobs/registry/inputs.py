@@ -1,7 +1,4 @@
-"""Use cases that store a job's planning inputs: its profile, its target.
-
-The caller then plans the job (`plan_if_needed`).
-"""
+"""Use cases that store a job's planning inputs, its profile and its target; the loop plans."""
 
 from __future__ import annotations
 
@@ -11,14 +8,16 @@ from flyball_profiles.stage_profile import StageProfile
 from flyball_server.jobs.errors import InvalidFieldError
 from flyball_server.jobs.job_state import JobInput
 from flyball_server.jobs.registry.inspection import JobSummary, require_job, summarise
-from flyball_server.jobs.replanning.plan_request import check_spec
+from flyball_server.jobs.registry.spec_checks import check_spec
 from flyball_server.jobs.services import JobServices
-from flyball_server.jobs.stragglers.announcements import forget_measured_slowdowns
+from flyball_server.jobs.store.sql.job_writer import JobWriter
 from flyball_wire.plan_options import TargetChange
 
 
 def put_profile(services: JobServices, job_id: str, profile: StageProfile) -> JobSummary:
     """Store the profile that the job is planned from; the same again changes nothing.
+
+    A lost solver is tried again at once.
 
     Raises:
         UnknownJobError: the job does not exist.
@@ -33,10 +32,16 @@ def put_profile(services: JobServices, job_id: str, profile: StageProfile) -> Jo
             )
         if writer.find_profile(job_id) != profile:
             writer.save_profile(job_id, profile)
-            forget_measured_slowdowns(services, writer, job_id)
+            # They were measured against the profile before.
+            found = writer.find_loop_state(job_id)
+            writer.save_loop_state(found.evolve(detected=(), drifts=()))
             job = job.with_change(JobInput.PROFILE)
             writer.save_job(job)
-        return summarise(writer, job)
+        else:
+            _retry_lost(writer, job_id)
+        summary = summarise(writer, job)
+    services.enqueue_reconcile(job_id)
+    return summary
 
 
 def change_target(services: JobServices, job_id: str, change: TargetChange) -> JobSummary:
@@ -58,4 +63,14 @@ def change_target(services: JobServices, job_id: str, change: TargetChange) -> J
                 # The refusal of profiling stands until there is a profile to plan from.
                 job = job.evolve(problem=problem)
             writer.save_job(job)
-        return summarise(writer, job)
+        else:
+            _retry_lost(writer, job_id)
+        summary = summarise(writer, job)
+    services.enqueue_reconcile(job_id)
+    return summary
+
+
+def _retry_lost(writer: JobWriter, job_id: str) -> None:
+    findings = writer.find_loop_state(job_id)
+    if findings.with_lost_due() != findings:
+        writer.save_loop_state(findings.with_lost_due())

@@ -12,15 +12,14 @@ from flyball_server.jobs.errors import (
     UnknownRankError,
 )
 from flyball_server.jobs.lifecycle.job_life import job_notes
-from flyball_server.jobs.loop_state import RefusedRegistration, ShapeChange
+from flyball_server.jobs.loop_state import JobLoopState
 from flyball_server.jobs.records import JobRecord, PlanRecord, RankRecord
 from flyball_server.jobs.savings.energy_scopes import scope_notes
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.sql.job_reader import JobReader
-from flyball_wire.closed_loop import MissedTarget
+from flyball_server.jobs.versions.planning import PlanningSnapshot, read_planning
 from flyball_wire.messages import PlanVersion
 from flyball_wire.online_profiling import ProfilingResult, ProfilingState, ProfilingStatus
-from flyball_wire.orders import OrderAdvice
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,25 +30,22 @@ class JobSummary:
         newest_version: newest plan version; None: no version yet.
         active_version: newest version with a first step; None: none yet.
         versions: all its versions, rising.
-        missed: target that the newest plan misses; None: it meets its target.
-        order_advice: order that the job would save more with; None: none is known.
-        refused: newest refused registration; None: none since the job was registered last.
-        shape_change: newest change of the number of microbatches; None: none in this run.
+        planning: facts that decide what it should run, its findings among them.
         profile_scope: what the energies of its profile count; None: not known.
-        work_note: line that says that its steps differ in their work; None: not surely.
     """
 
     job: JobRecord
     ranks: tuple[RankRecord, ...]
     newest_version: int | None
     active_version: int | None
+    planning: PlanningSnapshot
     versions: tuple[PlanVersion, ...] = ()
-    missed: MissedTarget | None = None
-    order_advice: OrderAdvice | None = None
-    refused: RefusedRegistration | None = None
-    shape_change: ShapeChange | None = None
     profile_scope: EnergyScope | None = None
-    work_note: str | None = None
+
+    @property
+    def findings(self) -> JobLoopState:
+        """Findings about the job."""
+        return self.planning.findings
 
 
 def get_job(services: JobServices, job_id: str) -> JobSummary:
@@ -135,33 +131,31 @@ def summarise(reader: JobReader, job: JobRecord) -> JobSummary:
     """Return the job with its ranks and versions, read in the same transaction."""
     versions = reader.list_versions(job.job_id)
     active = [entry.version for entry in versions if entry.first_step is not None]
-    loop_state = reader.find_loop_state(job.job_id)
-    delays = loop_state.inputs.delays
     return JobSummary(
         job=job,
         ranks=reader.list_ranks(job.job_id),
         newest_version=newest_version(versions),
         active_version=max(active, default=None),
+        planning=read_planning(reader, job),
         versions=versions,
-        missed=loop_state.missed,
-        order_advice=loop_state.order_advice,
-        refused=loop_state.refused,
-        shape_change=loop_state.shape_change,
         profile_scope=reader.profile_scope(job.job_id),
-        work_note=None if delays is None else delays.work_note,
     )
 
 
 def notes(services: JobServices, summary: JobSummary) -> tuple[str, ...]:
     """Return a readable line for each pending condition or anomaly of the job."""
-    of_plan = [found.text for found in (summary.missed, summary.order_advice) if found is not None]
+    findings, delays = summary.findings, summary.findings.delays
+    of_plan = [
+        found.text for found in (findings.missed, findings.order_advice) if found is not None
+    ]
     of_plan += shape_notes(summary)
-    of_plan += [] if summary.work_note is None else [summary.work_note]
+    of_plan += [] if delays is None or delays.work_note is None else [delays.work_note]
     of_job = job_notes(
         summary.job,
         summary.ranks,
         summary.versions,
-        summary.refused,
+        findings.refused,
+        is_being_planned=summary.planning.is_being_planned(services),
         now=services.now(),
         times=services.life,
     )
@@ -170,7 +164,7 @@ def notes(services: JobServices, summary: JobSummary) -> tuple[str, ...]:
 
 def shape_notes(summary: JobSummary) -> tuple[str, ...]:
     """Return a line where the steps have another number of microbatches than any plan in force."""
-    change = summary.shape_change
+    change = summary.findings.shape_change
     if change is None or (summary.active_version or 0) > change.after_version:
         return ()
     return (f"{change}: no plan for that is in force yet, and no clock is set",)

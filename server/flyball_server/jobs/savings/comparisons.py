@@ -95,8 +95,8 @@ def delete_comparison(services: JobServices, job_id: str) -> None:
     with services.store.writing(job_id) as writer:
         require_job(writer, job_id)
         loop_state = writer.find_loop_state(job_id)
-        running = loop_state.comparison
-        if running is None or running.is_done:
+        running = loop_state.open_comparison
+        if running is None:
             return
         ended = None if running.version is None else replace(running, is_done=True)
         writer.save_loop_state(loop_state.evolve(comparison=ended))
@@ -124,6 +124,7 @@ def add_with_cycle(
         solve_s=record.solve_s,
         measurement_detail=record.measurement_detail,
         baseline_cycle=baseline_cycle,
+        digest=record.digest,
     )
 
 

@@ -38,6 +38,7 @@ def add_version(
     solve_s: float = 0.0,
     measurement_detail: MeasurementDetail = MeasurementDetail.TOTALS,
     baseline_cycle: tuple[bool, ...] = (),
+    digest: str | None = None,
 ) -> PlanRecord:
     """Store the plan as the job's next version, inside the caller's transaction.
 
@@ -56,6 +57,7 @@ def add_version(
         plan=plan,
         measurement_detail=measurement_detail,
         baseline_cycle=baseline_cycle,
+        digest=digest,
     )
     writer.add_plan(record)
     return record

@@ -42,6 +42,7 @@ from flyball_server.jobs.store.sql.sql_rows import (
     moments_of,
     moments_values,
     plan_values,
+    profile_digest,
     profile_document,
     values_of,
     versions_value,
@@ -106,7 +107,12 @@ class JobWriter(JobReader):
     def save_profile(self, job_id: str, profile: StageProfile) -> None:
         """Store this profile, replacing any older one."""
         document = json.dumps(profile_document(profile))
-        values = {"job_id": job_id, "document": document, "energy_scope": profile.energy_scope}
+        values = {
+            "job_id": job_id,
+            "document": document,
+            "energy_scope": profile.energy_scope,
+            "digest": profile_digest(profile),
+        }
         self._upsert(PROFILES, [self._of_job(values)])
 
     def delete_profile(self, job_id: str) -> None:

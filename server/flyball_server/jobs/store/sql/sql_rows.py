@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
+from array import array
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields
 from datetime import datetime
@@ -52,6 +54,29 @@ def profile_document(profile: StageProfile) -> dict[str, Any]:
             ],
         }
     )
+
+
+def profile_digest(profile: StageProfile) -> str:
+    """Return the digest of what a plan depends on in a profile."""
+    return _digested(profile).hex()
+
+
+def _digested(profile: StageProfile) -> bytes:
+    digest = hashlib.sha256(repr(profile.num_ranks_per_stage).encode())
+    for (stage, kind), points in profile.points.items():
+        digest.update(f"{stage} {kind}".encode())
+        figures = [
+            figure
+            for point in points
+            for figure in (
+                *(point.frequency_mhz, point.time_s, point.energy_j, point.rank_waiting_s),
+                *(point.time_error_s, point.jitter),
+            )
+        ]
+        digest.update(array("d", figures).tobytes())
+    for chunk in profile.chunks:
+        digest.update(_digested(chunk))
+    return digest.digest()
 
 
 # Each version's ranks request their job's profile, and one of 64 stages takes 0.3 s to read.

@@ -12,6 +12,7 @@ from flyball_server.jobs.errors import PlanningStoppedError, StoreError, Unknown
 from flyball_server.jobs.records import JobRecord
 from flyball_server.jobs.registry.inspection import require_job
 from flyball_server.jobs.services import JobServices
+from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.planning.errors import PlanningError
 from flyball_server.solving.in_thread import SolverAwayError, SolverLostError, SolveStoppedError
 
@@ -22,6 +23,7 @@ ResultT = TypeVar("ResultT")
 POLL_PERIOD_S = 0.25
 # A solve is retried once if its process ends.
 _NUM_ATTEMPTS = 2
+_AGAIN = "; it is tried again, with growing pauses"
 # Field of a PlanningError that no part of the request has caused.
 PLANNING_FIELD = "planning"
 
@@ -34,8 +36,15 @@ class SupersededError(Exception):
 OBSOLETE = (SupersededError, PlanningStoppedError, UnknownJobError)
 
 
+IsWanted = Callable[[JobReader, JobRecord], bool]
+
+
 def solve(
-    services: JobServices, job: JobRecord, function: Callable[..., ResultT], *args: object
+    services: JobServices,
+    job: JobRecord,
+    function: Callable[..., ResultT],
+    *args: object,
+    is_wanted: IsWanted | None = None,
 ) -> ResultT:
     """Return the function's result from the executor.
 
@@ -47,6 +56,8 @@ def solve(
         job: record of the job that the arguments were made from.
         function: importable by name, with picklable arguments if another process solves.
         args: arguments of the function.
+        is_wanted: function from the current job that returns whether the result is wanted; None: as
+            long as profile and specification stay.
 
     Raises:
         SupersededError: the job's inputs have changed; the solve is stopped.
@@ -55,53 +66,43 @@ def solve(
         PlanningError: raised by the function; or, with field `planning`: the solve exceeded the
             time limit, or its process ended, and did so again at a second attempt.
     """
-    with services.trace_solve(job, function):
-        return _solved(services, job, function, *args)
-
-
-def _solved(
-    services: JobServices, job: JobRecord, function: Callable[..., ResultT], *args: object
-) -> ResultT:
+    is_wanted = is_wanted or (lambda _, now: now.is_same_work(job))
     lost: SolverLostError | None = None
-    for _ in range(_NUM_ATTEMPTS):
-        try:
-            future = services.executor.submit(function, *args)
-        except RuntimeError:
-            raise PlanningStoppedError(job_id=job.job_id) from None
-        try:
-            return _awaited(services, job, future)
-        except SolverAwayError as error:
-            problem = f"{error}; put the profile or the target again when that is over"
-            raise PlanningError(problem, field=PLANNING_FIELD) from error
-        except SolverLostError as error:
-            lost = error
-            _LOG.warning("job %s: not solved: %s", job.job_id, error)
-        finally:
-            future.cancel()  # no effect if it is done
+    with services.trace_solve(job, function):
+        for _ in range(_NUM_ATTEMPTS):
+            try:
+                future = services.executor.submit(function, *args)
+            except RuntimeError:
+                raise PlanningStoppedError(job_id=job.job_id) from None
+            try:
+                return _awaited(services, job, future, is_wanted)
+            except SolverAwayError as error:
+                raise PlanningError(f"{error}{_AGAIN}", field=PLANNING_FIELD) from error
+            except SolverLostError as error:
+                lost = error
+                _LOG.warning("job %s: not solved: %s", job.job_id, error)
+            finally:
+                future.cancel()  # no effect if it is done
     raise PlanningError(
-        f"{lost}, also at a second attempt; check the available memory, then send the profile"
-        " or the target again",
+        f"{lost}, also at a second attempt; check the available memory{_AGAIN}",
         field=PLANNING_FIELD,
     ) from lost
 
 
-def is_same_work(job: JobRecord, now: JobRecord) -> bool:
-    """Return whether a result for the one serves the other: same inputs, of the same run."""
-    return (now.created_at, now.inputs_revision) == (job.created_at, job.inputs_revision)
-
-
-def _awaited(services: JobServices, job: JobRecord, future: Future[ResultT]) -> ResultT:
+def _awaited(
+    services: JobServices, job: JobRecord, future: Future[ResultT], is_wanted: IsWanted
+) -> ResultT:
     began_s: float | None = None
     limit_s = services.planning_timeout_s
     while not _is_done(future):
-        _check_wanted(services, job)
+        _check_wanted(services, job, is_wanted)
         if future.running():
             # Waiting for a process does not count.
             began_s = began_s or time.monotonic()
             if time.monotonic() - began_s > limit_s:
                 raise PlanningError(
                     f"took longer than {limit_s:g} s, and was stopped; request less effort, or"
-                    " allow more in FLYBALL_PLANNING_TIMEOUT_S",
+                    f" allow more in FLYBALL_PLANNING_TIMEOUT_S{_AGAIN}",
                     field=PLANNING_FIELD,
                 )
     try:
@@ -114,12 +115,12 @@ def _is_done(future: Future[Any]) -> bool:
     return bool(wait([future], POLL_PERIOD_S).done)
 
 
-def _check_wanted(services: JobServices, job: JobRecord) -> None:
+def _check_wanted(services: JobServices, job: JobRecord, is_wanted: IsWanted) -> None:
     try:
         with services.store.reading() as reader:
-            now = require_job(reader, job.job_id)
+            is_current = is_wanted(reader, require_job(reader, job.job_id))
     except StoreError as error:
         _LOG.debug("job %s: not read: %s", job.job_id, error.message)
         return
-    if not is_same_work(job, now):
+    if not is_current:
         raise SupersededError

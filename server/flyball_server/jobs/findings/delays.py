@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from flyball_server.jobs.findings.noting import note_findings
 from flyball_server.jobs.job_state import OVER
 from flyball_server.jobs.loop_state import JobLoopState, MeasuredDelays
 from flyball_server.jobs.measurements.timed_steps import (
@@ -12,17 +13,13 @@ from flyball_server.jobs.measurements.timed_steps import (
     read_delays,
     timed_version,
 )
-from flyball_server.jobs.reconcile.comparisons import open_comparison
-from flyball_server.jobs.reconcile.reconfigurations import is_reconfigured
 from flyball_server.jobs.records import JobRecord
 from flyball_server.jobs.registry.inspection import require_job, require_plan
-from flyball_server.jobs.replanning.plan_job import SlottedReconciler
-from flyball_server.jobs.replanning.plan_request import has_given_transitions, needs_jitter
-from flyball_server.jobs.replanning.solve import is_same_work
-from flyball_server.jobs.replanning.update_and_replan import update_and_replan
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.sql.job_reader import JobReader
-from flyball_wire.messages import JobSpec, JobState
+from flyball_server.jobs.versions.planning import read_planning
+from flyball_server.jobs.wanted.request import has_given_transitions, needs_jitter
+from flyball_wire.messages import Adaptation, JobSpec, JobState
 from flyball_wire.plan_options import plan_options
 from flyball_wire.plans.plan import Plan
 
@@ -37,10 +34,10 @@ LEAST_LATENESS_S, LEAST_RELATIVE_LATENESS = 0.001, 0.25
 _NOT_TIMED = OVER | {JobState.PROFILING}
 
 
-class DelayReconciler(SlottedReconciler):
-    """Reconciler that measures a job's delays once per plan version, and plans with them.
+class DelayReconciler:
+    """Reconciler that measures a job's delays once per plan version, for later plans to count.
 
-    A job is planned again only for delays that change its predicted iteration time, or a reserve
+    Stored are only delays that change a job's predicted iteration time, or a reserve
     that it chooses, by enough; not while it is compared with the highest clocks, which a new
     version would end. Jobs whose clocks measured waits raise are left alone.
     """
@@ -57,6 +54,8 @@ class DelayReconciler(SlottedReconciler):
             job, loop_state = require_job(reader, job_id), reader.find_loop_state(job_id)
             if not _is_open(reader, job, loop_state):
                 return None
+            if not read_planning(reader, job).is_planned(services):
+                return None
             record = require_plan(reader, job_id, reader.list_versions(job_id)[-1].version)
             timed = timed_version(reader, record, job.spec.num_expected_ranks)
             profile = reader.find_profile(job_id)
@@ -65,34 +64,32 @@ class DelayReconciler(SlottedReconciler):
             delays = None
             if num_timed_steps(record.plan):
                 delays = read_delays(reader, timed, profile, _given_hops_s(job.spec))
-        is_jitter_needed = needs_jitter(plan_options(job.spec), profile)
-        if delays is not None and not is_jitter_needed:
-            delays = replace(delays, jitter=0.0)
+        if delays is not None:
+            is_jitter_needed = needs_jitter(plan_options(job.spec), profile)
+            delays = _rounded(delays if is_jitter_needed else replace(delays, jitter=0.0))
 
         def changed(now: JobRecord, current: JobLoopState) -> JobLoopState:
-            if not is_same_work(job, now):
+            if not job.is_same_work(now):
                 return current
-            before = current.inputs.delays
+            before = current.delays
             if delays is not None and _matters(job.spec, before, delays, record.plan):
-                planned = delays if before is None else _following(before, delays)
-                current = current.evolve(inputs=replace(current.inputs, delays=planned))
+                found = delays if before is None else _following(before, delays)
+                current = current.evolve(delays=found)
             return current.evolve(timed_version=record.version)
 
-        update_and_replan(
-            services, job_id, changed, "planned again with its measured delays", self._slots
-        )
+        note_findings(services, job_id, changed, f"was timed on plan {record.version}")
         return None
 
 
 def _is_open(reader: JobReader, job: JobRecord, loop_state: JobLoopState) -> bool:
-    if job.state in _NOT_TIMED or is_reconfigured(job) or open_comparison(loop_state) is not None:
+    is_raised = job.spec.adaptation == Adaptation.RECONFIGURE
+    if job.state in _NOT_TIMED or is_raised or loop_state.open_comparison is not None:
         return False
     versions = reader.list_versions(job.job_id)
     return (
         bool(versions)
         and versions[-1].first_step is not None
         and versions[-1].version > loop_state.timed_version
-        and job.planned_revision == job.inputs_revision
     )
 
 
@@ -101,6 +98,22 @@ def _given_hops_s(spec: JobSpec) -> tuple[float, ...] | None:
     if spec.transfer_ms is None:
         return None
     return tuple(hop_ms / 1e3 for hop_ms in spec.transfer_ms)
+
+
+def _rounded(delays: MeasuredDelays) -> MeasuredDelays:
+    """Return the delays to four digits, more than are certain."""
+    return replace(
+        delays,
+        tail_s=_digits(delays.tail_s),
+        transfer_s=tuple(map(_digits, delays.transfer_s)),
+        up_s=None if delays.up_s is None else _digits(delays.up_s),
+        down_s=None if delays.down_s is None else _digits(delays.down_s),
+        jitter=_digits(delays.jitter),
+    )
+
+
+def _digits(value: float) -> float:
+    return float(f"{value:.4g}")
 
 
 def _following(before: MeasuredDelays, after: MeasuredDelays) -> MeasuredDelays:

@@ -1,0 +1,332 @@
+"""Request of a job's plan: what to solve, in a canonical form with a digest."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any
+
+from flyball_profiles.clock_transitions import ClockTransitions
+from flyball_profiles.gpu_windows import MEASURE_BLOCKING_POWER, GpuTableError, GpuWindow
+from flyball_profiles.stage_profile import StageProfile
+from flyball_server.jobs.errors import InvalidFieldError
+from flyball_server.jobs.loop_state import JobLoopState, MeasuredDelays, PlanningInputs
+from flyball_server.planning.planner import PlanRequest
+from flyball_server.planning.request_options import (
+    DEFAULT_RECONFIGURE_GRANULARITY_MHZ,
+    clock_transitions,
+    with_known_transitions,
+)
+from flyball_server.planning.stragglers.slowed_pipelines import SlowedRequest
+from flyball_wire.messages import Adaptation, JobSpec, MeasurementDetail
+from flyball_wire.plan_options import (
+    DEFAULT_TARGET,
+    Effort,
+    PlanOptions,
+    Policy,
+    Reconfigure,
+    plan_options,
+)
+from flyball_wire.plans.plan import Slowdown
+from flyball_wire.targets import parse_target
+
+GpuTable = Callable[[str], GpuWindow]
+
+# Number of the function from a job's facts to its request. Raise it on purpose where jobs that run
+# are to be planned again after an upgrade: each digest begins with it.
+FUNCTION = 1
+
+
+def is_of_newer_function(digest: str) -> bool:
+    """Return whether a digest was made by a newer function than this one."""
+    return int(digest.partition("-")[0]) > FUNCTION
+
+
+def digest_of(value: object) -> str:
+    """Return the digest of what to solve, in its canonical form, after the function's number."""
+    text = json.dumps(_canonical(value), sort_keys=True)
+    return f"{FUNCTION}-{hashlib.sha256(text.encode()).hexdigest()}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanToSolve:
+    """Request of a job's plan, to which its profile is still to be added."""
+
+    #: Options of the plan, with those that its GPUs and its measurements give.
+    options: PlanOptions
+    num_microbatches: int
+    reconfigure_granularity_mhz: int
+    #: Digest of the profile.
+    profile: str
+    #: Jitter of the instructions, for a profile that has none; 0: not measured.
+    jitter: float = 0.0
+    slowdowns: tuple[Slowdown, ...] = ()
+    #: Number of data-parallel pipelines where slowdowns may differ between them, else 1.
+    num_pipelines: int = 1
+    #: Detail of the ranks' measurements of each step.
+    measurement_detail: MeasurementDetail = MeasurementDetail.TOTALS
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """Digest of the request; equal requests have one plan."""
+        target = parse_target(self.options.target)
+        options = replace(self.options, target=f"{target.kind}:{target.value!r}")
+        return digest_of(replace(self, options=options))
+
+    def with_options(self, **changes: Any) -> PlanToSolve:  # noqa: ANN401 - of any option
+        """Return the request with some options changed."""
+        return replace(self, options=replace(self.options, **changes))
+
+    def of_profile(self, profile: StageProfile) -> SlowedRequest:
+        """Return the request for the planner.
+
+        Args:
+            profile: profile with this digest.
+
+        Raises:
+            PlanningError: a slowdown is of a stage or pipeline that does not exist.
+        """
+        if self.jitter and needs_jitter(self.options, profile):
+            profile = _with_jitter(profile, self.jitter)
+        request = PlanRequest(
+            profile=profile,
+            num_microbatches=self.num_microbatches,
+            options=self.options,
+            reconfigure_granularity_mhz=self.reconfigure_granularity_mhz,
+        )
+        return SlowedRequest(
+            request=request, slowdowns=self.slowdowns, num_pipelines=self.num_pipelines
+        )
+
+
+def plan_to_solve(
+    spec: JobSpec,
+    profile: str,
+    gpu_table: GpuTable,
+    findings: JobLoopState,
+    inputs: PlanningInputs,
+) -> PlanToSolve:
+    """Return the job's request, without slowdown factors.
+
+    Args:
+        spec: current specification.
+        profile: digest of the job's profile.
+        gpu_table: GPU windows by name.
+        findings: findings of the job, of which its measured blocking power is read here.
+        inputs: planning inputs: target, delays and placement.
+
+    Raises:
+        InvalidFieldError: the blocking power is unknown.
+        PlanningError: the GPUs of a node would take too long to change their clocks together.
+    """
+    window = gpu_window(spec, gpu_table)
+    # Where waits are measured, they decide which clocks are raised, not the model.
+    is_measured = is_raised_by_waits(spec, inputs)
+    known = with_known_transitions(plan_options(spec), window.transitions if window else None)
+    # One GPU is as none known of.
+    if known.gpus_at_once is None and (inputs.gpus_at_once or 1) > 1:
+        known = replace(known, gpus_at_once=inputs.gpus_at_once)
+    if known.gpus_in_node is None and (inputs.gpus_in_node or 1) > 1:
+        known = replace(known, gpus_in_node=inputs.gpus_in_node)
+    delays = inputs.delays
+    known = with_measured_delays(
+        known, spec.num_stages, delays, has_given_transitions=has_given_transitions(spec)
+    )
+    profiling = findings.profiling
+    measured_w = None if profiling is None else profiling.blocking_power_w
+    options = replace(
+        known,
+        blocking_power_w=spec.blocking_power_w or measured_w or given_power_w(spec, window),
+        reconfigure=Reconfigure.DEFAULT if is_measured else spec.reconfiguration,
+        target=inputs.target or spec.target,
+    )
+    if delays is not None and delays.work:
+        options = _for_differing_steps(options)
+    granularity_mhz = DEFAULT_RECONFIGURE_GRANULARITY_MHZ
+    return PlanToSolve(
+        options=options,
+        num_microbatches=spec.num_microbatches,
+        reconfigure_granularity_mhz=(
+            granularity_mhz if window is None else window.reconfigure_granularity_mhz
+        ),
+        profile=profile,
+        jitter=0.0 if delays is None else delays.jitter,
+        measurement_detail=_measurement_detail(spec, is_measured=is_measured),
+    )
+
+
+def is_raised_by_waits(spec: JobSpec, inputs: PlanningInputs) -> bool:
+    """Return whether measured waits decide which clocks are raised.
+
+    This is false while ranks are slower than their profile: then pipelines differ, and the model,
+    which includes their slowdown factors, decides.
+    """
+    slowdowns = [slowed.slowdown for slowed in inputs.rank_slowdowns]
+    slowdowns += [slowed.slowdown for slowed in inputs.stage_slowdowns]
+    return spec.adaptation == Adaptation.RECONFIGURE and all(each == 1 for each in slowdowns)
+
+
+def is_searched(spec: JobSpec) -> bool:
+    """Return whether a plan with less effort is solved sooner."""
+    return spec.policy == Policy.FRONTIER and spec.effort != Effort.LOW
+
+
+def _measurement_detail(spec: JobSpec, *, is_measured: bool) -> MeasurementDetail:
+    if spec.adaptation == Adaptation.FRONTIER:
+        return MeasurementDetail.CLOCKS
+    return MeasurementDetail.INSTRUCTIONS if is_measured else MeasurementDetail.TOTALS
+
+
+def _for_differing_steps(options: PlanOptions) -> PlanOptions:
+    """Return the options with the highest clocks, where the target promises a time.
+
+    No reserve keeps one plan from making steps longer whose work differs (decision 48).
+    """
+    if parse_target(options.target).kind in {"least-energy", "power"}:
+        return options
+    return replace(
+        options,
+        policy=Policy.BASELINE,
+        target=DEFAULT_TARGET,
+        reserve=None,
+        reconfigure=Reconfigure.DEFAULT,
+    )
+
+
+def has_given_transitions(spec: JobSpec) -> bool:
+    """Return whether the job gives the times of its clock changes."""
+    return spec.transition_ms is not None or spec.transitions is not None
+
+
+def known_transitions(spec: JobSpec, gpu_table: GpuTable) -> ClockTransitions | None:
+    """Return the times of clock changes that the job gives or its GPU has, of a single GPU.
+
+    Raises:
+        InvalidFieldError: the GPU is not in the table.
+    """
+    if has_given_transitions(spec):
+        return spec.transitions
+    window = gpu_window(spec, gpu_table)
+    return None if window is None else window.transitions
+
+
+def with_measured_delays(
+    options: PlanOptions,
+    num_stages: int,
+    delays: MeasuredDelays | None,
+    *,
+    has_given_transitions: bool,
+) -> PlanOptions:
+    """Return options with the measured tail, transfers and clock changes; given times win.
+
+    Args:
+        options: options of the job.
+        num_stages: number of stages of the job.
+        delays: measured delays; None: not measured.
+        has_given_transitions: the job gives the times of its clock changes.
+
+    Raises:
+        PlanningError: the GPUs of a node would take too long to change their clocks together.
+    """
+    if delays is None:
+        return options
+    if options.tail_ms is None:
+        options = replace(options, tail_ms=delays.tail_s * 1e3)
+    if options.transfer_ms is None and len(delays.transfer_s) == num_stages - 1:
+        options = replace(options, transfer_ms=tuple(1e3 * hop_s for hop_s in delays.transfer_s))
+    return options if has_given_transitions else _with_measured_changes(options, delays)
+
+
+def _with_measured_changes(options: PlanOptions, delays: MeasuredDelays) -> PlanOptions:
+    """Return the options with the measured delays of clock changes, of which a queue is part."""
+    up_s, down_s = delays.up_s, delays.down_s
+    certain_s = [each_s for each_s in (up_s, down_s) if each_s is not None]
+    if not certain_s:
+        return options
+    has_others = (options.gpus_in_node or 1) > (options.gpus_at_once or 1)
+    before = clock_transitions(replace(options, gpus_in_node=None))
+    if before is None:  # a direction that is not certain is as late as the other
+        before = ClockTransitions.of_medians(certain_s[0], certain_s[0])
+    return replace(
+        options,
+        transitions=before.with_medians(up_s, down_s),
+        gpus_at_once=1,
+        gpus_in_node=options.gpus_in_node if has_others else None,
+    )
+
+
+def needs_jitter(options: PlanOptions, profile: StageProfile) -> bool:
+    """Return whether a reserve is to be chosen and the profile has no jitter."""
+    return (
+        options.policy == Policy.FRONTIER
+        and options.reserve is None
+        and not any(
+            point.jitter
+            for of_chunk in profile.chunks or (profile,)
+            for points in of_chunk.points.values()
+            for point in points
+        )
+    )
+
+
+def _with_jitter(profile: StageProfile, jitter: float) -> StageProfile:
+    points = {
+        key: tuple(replace(point, jitter=jitter) for point in of_key)
+        for key, of_key in profile.points.items()
+    }
+    chunks = tuple(_with_jitter(chunk, jitter) for chunk in profile.chunks)
+    return replace(profile, points=points, chunks=chunks)
+
+
+def gpu_window(spec: JobSpec, gpu_table: GpuTable) -> GpuWindow | None:
+    """Return the GPU table's entry of the job; None: it names no GPU.
+
+    Raises:
+        InvalidFieldError: the GPU is not in the table.
+    """
+    if spec.gpu is None:
+        return None
+    try:
+        return gpu_table(spec.gpu)
+    except GpuTableError as error:
+        raise InvalidFieldError("gpu", str(error)) from None
+
+
+def given_power_w(spec: JobSpec, window: GpuWindow | None) -> tuple[float, ...]:
+    """Return the blocking power that the job gives or its GPU has, W.
+
+    Raises:
+        InvalidFieldError: it is unknown.
+    """
+    if spec.blocking_power_w is not None:
+        return spec.blocking_power_w
+    if window is None:
+        raise InvalidFieldError("blocking_power_w", "give it in W, or name a gpu of the table")
+    if window.blocking_power_w is None:
+        raise InvalidFieldError(
+            "blocking_power_w",
+            f"the table of {spec.gpu} has none; measure it with {MEASURE_BLOCKING_POWER} and give"
+            " it in W, or have it measured in training with profiling online",
+        )
+    return (window.blocking_power_w,)
+
+
+def _canonical(value: object) -> Any:  # noqa: ANN401 - JSON
+    """Return plain data in which equal numbers are equal, without fields that have their default.
+
+    A field that a later version adds changes no digest while it has its default.
+    """
+    if value is None or isinstance(value, str | bool):
+        return value
+    if isinstance(value, int | float):
+        return repr(float(value))
+    if is_dataclass(value) and not isinstance(value, type):
+        found = {field.name: getattr(value, field.name) for field in fields(value)}
+        defaults = {field.name: field.default for field in fields(value)}
+        return {name: _canonical(each) for name, each in found.items() if each != defaults[name]}
+    if isinstance(value, Sequence):
+        return [_canonical(each) for each in value]
+    raise TypeError(f"{type(value).__name__} has no canonical form")
