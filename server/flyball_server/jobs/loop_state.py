@@ -138,13 +138,11 @@ class Comparison:
     Attributes:
         num_pairs: number of requested pairs, 2 to 10000.
         version: plan version that it runs as; None: not created yet.
-        of_version: plan version that is compared; restored when the comparison is over.
         is_done: true once enough was measured, or another plan has ended it.
     """
 
     num_pairs: int
     version: int | None = None
-    of_version: int | None = None
     is_done: bool = False
 
     def __post_init__(self) -> None:

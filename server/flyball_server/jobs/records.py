@@ -264,6 +264,12 @@ class NewestVersion(Record):
     first_step: int | None
     baseline_cycle: tuple[bool, ...] = ()
     digest: str | None = None
+    measurement_detail: MeasurementDetail = MeasurementDetail.TOTALS
+
+    @property
+    def is_raised(self) -> bool:
+        """Return whether its measurements decide which clocks are raised."""
+        return self.measurement_detail == MeasurementDetail.INSTRUCTIONS
 
     @property
     def is_held(self) -> bool:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from flyball_server.jobs.findings.comparisons import ComparisonReconciler
 from flyball_server.jobs.findings.delays import DelayReconciler
 from flyball_server.jobs.findings.placement import PlacementReconciler
 from flyball_server.jobs.findings.stragglers import StragglerReconciler
-from flyball_server.jobs.reconcile.comparisons import ComparisonReconciler
 from flyball_server.jobs.reconcile.expiry import ExpiryReconciler
 from flyball_server.jobs.reconcile.loop import Reconciler
 from flyball_server.jobs.reconcile.order_advice import OrderAdviceReconciler
@@ -25,8 +25,8 @@ def all_reconcilers() -> tuple[Reconciler, ...]:
         ProbeReconciler(slots),
         StragglerReconciler(),
         DelayReconciler(),
-        PlanReconciler(slots),
         ComparisonReconciler(),
+        PlanReconciler(slots),
         ReconfigurationReconciler(),
         OrderAdviceReconciler(slots),
         PruningReconciler(),

@@ -11,11 +11,12 @@ from dataclasses import dataclass, replace
 from flyball_pipeline.errors import PipelineError
 from flyball_server.jobs.errors import InvalidFieldError, UnknownJobError
 from flyball_server.jobs.job_state import OVER
-from flyball_server.jobs.loop_state import Attempt
+from flyball_server.jobs.loop_state import Attempt, JobLoopState
 from flyball_server.jobs.reconcile.slots import PLENTY, SLOT_RETRY_S, PlanningSlots
 from flyball_server.jobs.reconcile.solve import OBSOLETE, PLANNING_FIELD, SupersededError, solve
 from flyball_server.jobs.records import JobRecord, PlanRecord
 from flyball_server.jobs.registry.inspection import newest_plan, require_job, require_plan
+from flyball_server.jobs.savings.comparisons import comparison_cycle
 from flyball_server.jobs.services import JobServices, Solve
 from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.jobs.store.sql.job_writer import JobWriter
@@ -23,7 +24,7 @@ from flyball_server.jobs.versions.plan_versions import add_version
 from flyball_server.jobs.versions.planning import PlanningSnapshot, read_planning
 from flyball_server.jobs.versions.rank_plans import check_parts_fit
 from flyball_server.jobs.wanted.request import PlanToSolve
-from flyball_server.jobs.wanted.wanted import Wanted
+from flyball_server.jobs.wanted.wanted import Standing, Wanted
 from flyball_server.planning.errors import TargetUnreachableError
 from flyball_server.planning.stragglers.slowed_pipelines import SlowedRequest, make_slowed_plan
 from flyball_wire.closed_loop import MissedTarget
@@ -39,15 +40,6 @@ _NUM_NEARER = 2
 # Pause after a solver was lost, s; twice as long after each further time, up to the longest.
 LOST_PAUSE_S, LONGEST_LOST_PAUSE_S = 10.0, 3600.0
 _BROKEN = "unexpected error in the planner; see its log"
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Solved:
-    """Outcome of a solve: a plan, or why there is none."""
-
-    plan: Plan | None = None
-    attempt: Attempt
-    solve_s: float = 0.0
 
 
 class PlanReconciler:
@@ -75,267 +67,255 @@ class PlanReconciler:
             return None
         target = snapshot.wanted(services)
         stands = snapshot.standing(services, target)
-        again_s = target.changes_in_s
+        planning = _Planning(services=services, snapshot=snapshot, target=target)
+        if stands.is_due:
+            with self._slots.taken() as is_free:
+                if not is_free:
+                    return SLOT_RETRY_S
+                try:
+                    planning.store(planning.solved())
+                except SupersededError:
+                    _LOG.info("job %s: its inputs have changed; planned next from them", job_id)
+                    return 0.0
+                except UnknownJobError:  # deleted meanwhile
+                    services.notify_pollers(job_id)
+                    raise
+        elif not stands.is_settled(snapshot.job):
+            planning.store(None)
+        waits_s = [] if target.changes_in_s is None else [target.changes_in_s]
         if stands.again_unix_s is not None:
-            retry_s = stands.again_unix_s - services.now().timestamp()
-            again_s = retry_s if again_s is None else min(again_s, retry_s)
-        if stands.is_settled(snapshot.job):
-            return again_s
-        if not stands.is_due:
-            _store(services, snapshot, target, None)
-            return again_s
-        with self._slots.taken() as is_free:
-            if not is_free:
-                return SLOT_RETRY_S
-            try:
-                solved = _solve(services, snapshot, target)
-            except SupersededError:
-                _LOG.info("job %s: its inputs have changed; planned next from them", job_id)
-                return 0.0
-            except UnknownJobError:  # deleted meanwhile
-                services.notify_pollers(job_id)
-                raise
-        _store(services, snapshot, target, solved)
-        return again_s
+            waits_s.append(stands.again_unix_s - services.now().timestamp())
+        return min(waits_s, default=None)
 
 
-def _solve(services: JobServices, snapshot: PlanningSnapshot, target: Wanted) -> _Solved:
-    """Solve what is wanted; failures are outcomes.
+@dataclass(frozen=True, kw_only=True)
+class _Solved:
+    """Outcome of a solve: a plan, or a failed attempt."""
 
-    Raises:
-        SupersededError, UnknownJobError, PlanningStoppedError: see `solve`.
-    """
-    plan, digest = target.plan, target.digest
-    assert plan is not None and digest is not None  # noqa: S101 - it is due
-    before = snapshot.findings.attempt(digest)
-    started_s = time.perf_counter()
-    try:
-        with _observed(services, plan.options.policy):
-            found = _nearest(services, snapshot, target, _request(services, snapshot, target, plan))
-            check_parts_fit(found)
-    except OBSOLETE:
-        raise
-    except (PipelineError, InvalidFieldError) as error:
-        problem = error.problem if isinstance(error, InvalidFieldError) else error.message
-        nearest = error.nearest_target if isinstance(error, TargetUnreachableError) else None
-        attempt = Attempt(digest=digest, field=error.field, problem=problem, nearest=nearest)
-    except Exception:
-        _LOG.exception("job %s: the planner failed", snapshot.job.job_id)
-        attempt = Attempt(digest=digest, field=PLANNING_FIELD, problem=_BROKEN)
-    else:
-        solve_s = time.perf_counter() - started_s
-        return _Solved(plan=found, attempt=Attempt(digest=digest), solve_s=solve_s)
-    if attempt.field == PLANNING_FIELD:
-        num_lost = 0 if before is None else before.num_lost
-        pause_s = max(LOST_PAUSE_S, time.perf_counter() - started_s) * 2**num_lost
-        again_unix_s = services.now().timestamp() + min(pause_s, LONGEST_LOST_PAUSE_S)
-        attempt = replace(attempt, again_unix_s=again_unix_s, num_lost=num_lost + 1)
-    return _Solved(attempt=attempt)
+    attempt: Attempt
+    plan: Plan | None = None
+    solve_s: float = 0.0
 
 
-def _request(
-    services: JobServices, snapshot: PlanningSnapshot, target: Wanted, plan: PlanToSolve
-) -> SlowedRequest:
-    """Return the request with its profile; a quick one keeps the running plan's reserve.
-
-    Choosing a reserve takes as long as a bound of a plan does.
-    """
-    job_id = snapshot.job.job_id
-    with services.store.reading() as reader:
-        profile = reader.find_profile(job_id)
-        is_current = profile is not None and reader.profile_digest(job_id) == plan.profile
-        running = None if target.unhurried is None else newest_plan(reader, job_id)
-    if profile is None or not is_current:
-        raise SupersededError
-    slowed = plan.of_profile(profile)
-    if running is None or running.plan.is_probe or plan.options.reserve is not None:
-        return slowed
-    share = running.plan.reserve.share
-    return replace(slowed, request=slowed.request.with_options(reserve=share))
+_Made = tuple[PlanRecord, str]
+"""Version that is to run, and what to log of it."""
 
 
-def _nearest(
-    services: JobServices, snapshot: PlanningSnapshot, target: Wanted, slowed: SlowedRequest
-) -> Plan:
-    """Return the plan for the target, or for the nearest one if it may be missed."""
-    for _ in range(_NUM_NEARER):
+@dataclass(frozen=True, kw_only=True)
+class _Planning:
+    """One planning of a job: the facts that it was begun with, and what the job should run."""
+
+    services: JobServices
+    snapshot: PlanningSnapshot
+    target: Wanted
+
+    def solved(self) -> _Solved:
+        """Solve what is wanted; failures are outcomes.
+
+        Raises:
+            SupersededError, UnknownJobError, PlanningStoppedError: see `solve`.
+        """
+        plan, digest = self.target.plan, self.target.digest
+        assert plan is not None and digest is not None  # noqa: S101 - it is due
+        started_s = time.perf_counter()
         try:
-            return _planned(services, snapshot, target, slowed)
-        except TargetUnreachableError as error:
-            if not target.may_miss or error.nearest_target is None:
-                raise
-            request = slowed.request.with_options(target=error.nearest_target)
-            slowed = replace(slowed, request=request)
-    return _planned(services, snapshot, target, slowed)
-
-
-def _planned(
-    services: JobServices, snapshot: PlanningSnapshot, target: Wanted, slowed: SlowedRequest
-) -> Plan:
-    def is_wanted(reader: JobReader, job: JobRecord) -> bool:
-        return _is_same(services, reader, job, snapshot, target)
-
-    if slowed.slowdowns:
-        return solve(services, snapshot.job, make_slowed_plan, slowed, is_wanted=is_wanted)
-    return solve(services, snapshot.job, services.planner, slowed.request, is_wanted=is_wanted)
-
-
-def _is_same(
-    services: JobServices,
-    reader: JobReader,
-    job: JobRecord,
-    snapshot: PlanningSnapshot,
-    target: Wanted,
-) -> bool:
-    """Return whether the job, of the same run, is still to run this."""
-    if job.created_at != snapshot.job.created_at:
-        return False
-    return read_planning(reader, job).wanted(services).digest == target.digest
-
-
-@contextmanager
-def _observed(services: JobServices, policy: str) -> Generator[None]:
-    """Report the outcome of the block, which makes a plan, to `services.observe_solve`."""
-    started_s = time.perf_counter()
-
-    def observe(outcome: str) -> None:
-        seconds = time.perf_counter() - started_s
-        services.observe_solve(Solve(policy=policy, outcome=outcome, seconds=seconds))
-
-    try:
-        yield
-    except OBSOLETE:
-        observe("superseded")
-        raise
-    except Exception:
-        observe("failed")
-        raise
-    observe("planned")
-
-
-def _store(
-    services: JobServices, snapshot: PlanningSnapshot, target: Wanted, solved: _Solved | None
-) -> None:
-    """Store the outcome, and the job's state, in one transaction, unless they are obsolete.
-
-    Args:
-        services: services of the use cases.
-        snapshot: facts that the outcome was made from.
-        target: what the job should run.
-        solved: outcome of a solve; None: nothing was solved.
-    """
-    job_id = snapshot.job.job_id
-    with services.store.writing(job_id) as writer:
-        job = require_job(writer, job_id)
-        now = read_planning(writer, job)
-        made = None
-        if _is_same(services, writer, job, snapshot, target):
-            made = _write(services, writer, now, target, solved)
-    services.notify_pollers(job_id)
-    services.enqueue_reconcile(job_id)
-    if made is not None:
-        record, said = made
-        about_version = {"version": record.version}
-        _LOG.info("job %s: plan %d %s", job_id, record.version, said, extra=about_version)
-
-
-def _write(
-    services: JobServices,
-    writer: JobWriter,
-    now: PlanningSnapshot,
-    target: Wanted,
-    solved: _Solved | None,
-) -> tuple[PlanRecord, str] | None:
-    """Write a version, where one is needed, the attempt and the job's state.
-
-    Returns:
-        The version that is to run, if that is news, and what to log of it.
-    """
-    stands = now.standing(services, target)
-    if stands.is_idle or (stands.is_due and solved is None):
-        return None
-    findings, made = now.findings, None
-    if solved is not None and stands.is_due:
-        if solved.plan is None:
-            version = None if now.newest is None else now.newest.version
-            failed = replace(solved.attempt, version=version)
-            stands = replace(stands, is_due=False, failure=failed)
-            findings = findings.with_attempt(failed)
+            with self._observed(plan.options.policy):
+                found = self._nearest(self._request(plan))
+                check_parts_fit(found)
+        except OBSOLETE:
+            raise
+        except (PipelineError, InvalidFieldError) as error:
+            problem = error.problem if isinstance(error, InvalidFieldError) else error.message
+            nearest = error.nearest_target if isinstance(error, TargetUnreachableError) else None
+            failed = Attempt(digest=digest, field=error.field, problem=problem, nearest=nearest)
+        except Exception:
+            _LOG.exception("job %s: the planner failed", self.snapshot.job.job_id)
+            failed = Attempt(digest=digest, field=PLANNING_FIELD, problem=_BROKEN)
         else:
-            made = _solved_version(services, writer, now, target, solved)
-            findings = findings.with_attempt(replace(solved.attempt, version=made[0].version))
-    elif stands.reuse is not None:
-        made = _known_version(services, writer, now, target, stands.reuse)
-        findings = findings.with_attempt(stands.reuse)
-    elif stands.failure is not None and now.newest is not None:
-        known = replace(stands.failure, version=now.newest.version)
-        findings = findings.with_attempt(known) if target.problem is None else findings
-    if made is not None:
-        findings = findings.evolve(missed=_missed(now.job, target, made[0]))
-    if stands.failure is None:
-        findings = findings.evolve(planned_inputs=target.inputs)
-    is_lost = stands.failure is not None and stands.failure.again_unix_s is not None
-    if target.inputs.target is None and target.problem is None and not is_lost:
-        findings = findings.evolve(tried_target=now.job.spec.target)
-    if findings != now.findings:
-        writer.save_loop_state(findings)
-    state, problem = stands.state
-    writer.save_job(now.job.moved(state, problem=problem))
-    _warn(now, findings.missed, problem)
-    return made
+            solve_s = time.perf_counter() - started_s
+            return _Solved(plan=found, attempt=Attempt(digest=digest), solve_s=solve_s)
+        if failed.field == PLANNING_FIELD:
+            before = self.snapshot.findings.attempt(digest)
+            num_lost = 0 if before is None else before.num_lost
+            pause_s = max(LOST_PAUSE_S, time.perf_counter() - started_s) * 2**num_lost
+            again_unix_s = self.services.now().timestamp() + min(pause_s, LONGEST_LOST_PAUSE_S)
+            failed = replace(failed, again_unix_s=again_unix_s, num_lost=num_lost + 1)
+        return _Solved(attempt=failed)
 
+    def _request(self, plan: PlanToSolve) -> SlowedRequest:
+        """Return the request with its profile; a quick one keeps the running plan's reserve.
 
-def _solved_version(
-    services: JobServices,
-    writer: JobWriter,
-    now: PlanningSnapshot,
-    target: Wanted,
-    solved: _Solved,
-) -> tuple[PlanRecord, str]:
-    """Return the version that answers the request, and a log line.
+        Choosing a reserve takes as long as a bound of a plan does.
+        """
+        job_id = self.snapshot.job.job_id
+        with self.services.store.reading() as reader:
+            profile = reader.find_profile(job_id)
+            is_current = profile is not None and reader.profile_digest(job_id) == plan.profile
+            running = None if self.target.unhurried is None else newest_plan(reader, job_id)
+        if profile is None or not is_current:
+            raise SupersededError
+        slowed = plan.of_profile(profile)
+        if running is None or running.plan.is_probe or plan.options.reserve is not None:
+            return slowed
+        share = running.plan.reserve.share
+        return replace(slowed, request=slowed.request.with_options(reserve=share))
 
-    The quick plan for the same request stays if the one that follows is no better.
-    """
-    plan, wanted_plan = solved.plan, target.plan
-    assert plan is not None and wanted_plan is not None  # noqa: S101 - it was solved
-    quick = wanted_plan.with_options(effort=Effort.LOW)
-    if now.newest is not None and now.newest.digest == quick.digest and target.unhurried is None:
-        first = require_plan(writer, now.job.job_id, now.newest.version)
-        if not _is_better(plan, first.plan):
-            return first, "stays; no other plan is better by enough"
-    record = add_version(
-        services,
-        writer,
-        now.job.job_id,
-        plan,
-        solve_s=solved.solve_s,
-        measurement_detail=wanted_plan.measurement_detail,
-        digest=solved.attempt.digest,
-    )
-    how = "" if target.unhurried is None else ", at once; a better one may follow"
-    return record, f"made in {record.solve_s:.3f} s{how}"
+    def _nearest(self, slowed: SlowedRequest) -> Plan:
+        """Return the plan for the target, or for the nearest one if it may be missed."""
+        for _ in range(_NUM_NEARER):
+            try:
+                return self._planned(slowed)
+            except TargetUnreachableError as error:
+                if not self.target.may_miss or error.nearest_target is None:
+                    raise
+                request = slowed.request.with_options(target=error.nearest_target)
+                slowed = replace(slowed, request=request)
+        return self._planned(slowed)
 
+    def _planned(self, slowed: SlowedRequest) -> Plan:
+        services, job, is_wanted = self.services, self.snapshot.job, self._is_wanted
+        if slowed.slowdowns:
+            return solve(services, job, make_slowed_plan, slowed, is_wanted=is_wanted)
+        return solve(services, job, services.planner, slowed.request, is_wanted=is_wanted)
 
-def _known_version(
-    services: JobServices,
-    writer: JobWriter,
-    now: PlanningSnapshot,
-    target: Wanted,
-    attempt: Attempt,
-) -> tuple[PlanRecord, str]:
-    """Return a new version with the plan of an earlier attempt."""
-    assert attempt.version is not None and target.plan is not None  # noqa: S101 - answered
-    known = require_plan(writer, now.job.job_id, attempt.version)
-    record = add_version(
-        services,
-        writer,
-        now.job.job_id,
-        known.plan,
-        solve_s=known.solve_s,
-        measurement_detail=target.plan.measurement_detail,
-        digest=attempt.digest,
-    )
-    return record, f"is the same as plan {attempt.version}"
+    def _is_wanted(self, reader: JobReader, job: JobRecord) -> bool:
+        """Return whether the job, of the same run, is still to run this."""
+        if job.created_at != self.snapshot.job.created_at:
+            return False
+        return read_planning(reader, job).wanted(self.services).digest == self.target.digest
+
+    @contextmanager
+    def _observed(self, policy: str) -> Generator[None]:
+        """Report the outcome of the block, which makes a plan, to `services.observe_solve`."""
+        started_s, outcome = time.perf_counter(), "failed"
+        try:
+            yield
+            outcome = "planned"
+        except OBSOLETE:
+            outcome = "superseded"
+            raise
+        finally:
+            seconds = time.perf_counter() - started_s
+            self.services.observe_solve(Solve(policy=policy, outcome=outcome, seconds=seconds))
+
+    def store(self, solved: _Solved | None) -> None:
+        """Store the outcome, and the job's state, in one transaction, unless they are obsolete.
+
+        Args:
+            solved: outcome of a solve; None: nothing was solved.
+        """
+        job_id, made = self.snapshot.job.job_id, None
+        with self.services.store.writing(job_id) as writer:
+            job = require_job(writer, job_id)
+            now = read_planning(writer, job)
+            stands = now.standing(self.services, self.target)
+            is_obsolete = stands.is_idle or (stands.is_due and solved is None)
+            if not is_obsolete and self._is_wanted(writer, job):
+                made = self._write(writer, now, stands, solved)
+        self.services.notify_pollers(job_id)
+        self.services.enqueue_reconcile(job_id)
+        if made is not None:
+            record, said = made
+            about_version = {"version": record.version}
+            _LOG.info("job %s: plan %d %s", job_id, record.version, said, extra=about_version)
+
+    def _write(
+        self, writer: JobWriter, now: PlanningSnapshot, stands: Standing, solved: _Solved | None
+    ) -> _Made | None:
+        """Write a version, where one is needed, the attempt and the job's state."""
+        findings, made = now.findings, None
+        if stands.is_due and solved is not None:
+            attempt = solved.attempt
+            if solved.plan is None:
+                stands = Standing(failure=attempt)
+            else:
+                made = self._solved_version(writer, now, solved, solved.plan)
+                findings = findings.with_attempt(replace(attempt, version=made[0].version))
+        elif stands.reuse is not None and stands.reuse.version is not None:
+            known = require_plan(writer, now.job.job_id, stands.reuse.version)
+            again = known.evolve(baseline_cycle=(), digest=stands.reuse.digest)
+            made = self._added(writer, again), f"is the same as plan {known.version}"
+            findings = findings.with_attempt(stands.reuse)
+        elif stands.is_compared is not None:
+            findings, made = self._compared(writer, findings, is_compared=stands.is_compared)
+        failure = stands.failure
+        if failure is not None and self.target.problem is None:
+            version = None if now.newest is None else now.newest.version
+            findings = findings.with_attempt(replace(failure, version=version))
+        if failure is None:
+            findings = findings.evolve(planned_inputs=self.target.inputs)
+        if made is not None:
+            findings = findings.evolve(missed=self._missed(made[0].plan))
+        is_lost = failure is not None and failure.again_unix_s is not None
+        if self.target.inputs.target is None and self.target.problem is None and not is_lost:
+            findings = findings.evolve(tried_target=now.job.spec.target)
+        if findings != now.findings:
+            writer.save_loop_state(findings)
+        state, problem = stands.state
+        writer.save_job(now.job.moved(state, problem=problem))
+        if problem is not None and problem != now.job.problem:
+            _LOG.warning("job %s: planning failed: %s", now.job.job_id, problem)
+        if findings.missed is not None and findings.missed != now.findings.missed:
+            _LOG.warning("job %s: %s", now.job.job_id, findings.missed.text)
+        return made
+
+    def _solved_version(
+        self, writer: JobWriter, now: PlanningSnapshot, solved: _Solved, plan: Plan
+    ) -> _Made:
+        """Add the solved plan, unless the quick plan for the same request is as good."""
+        asked = self.target.plan
+        assert asked is not None  # noqa: S101 - it was solved
+        is_quick = self.target.unhurried is not None
+        quick = asked.with_options(effort=Effort.LOW)
+        if now.newest is not None and now.newest.digest == quick.digest and not is_quick:
+            first = require_plan(writer, now.job.job_id, now.newest.version)
+            if not _is_better(plan, first.plan):
+                return first, "stays; no other plan is better by enough"
+        record = add_version(
+            self.services,
+            writer,
+            now.job.job_id,
+            plan,
+            solve_s=solved.solve_s,
+            measurement_detail=asked.measurement_detail,
+            digest=solved.attempt.digest,
+        )
+        how = ", at once; a better one may follow" if is_quick else ""
+        return record, f"made in {record.solve_s:.3f} s{how}"
+
+    def _compared(
+        self, writer: JobWriter, findings: JobLoopState, *, is_compared: bool
+    ) -> tuple[JobLoopState, _Made]:
+        """Add the newest plan with steps at the highest clocks among its own, or without."""
+        newest, comparison = newest_plan(writer, findings.job_id), findings.open_comparison
+        assert newest is not None  # noqa: S101 - it is what the job should run
+        if not is_compared or comparison is None:
+            plain = self._added(writer, newest.evolve(baseline_cycle=()))
+            return findings, (plain, "is not compared with the highest clocks any more")
+        cycle = comparison_cycle(comparison.num_pairs, newest.plan.iteration_time_s)
+        record = self._added(writer, newest.evolve(baseline_cycle=cycle))
+        begun = replace(comparison, version=record.version)
+        said = f"compares plan {newest.version} with the highest clocks"
+        return findings.evolve(comparison=begun), (record, said)
+
+    def _added(self, writer: JobWriter, record: PlanRecord) -> PlanRecord:
+        """Add a version that was planned before as the newest one."""
+        return add_version(
+            self.services,
+            writer,
+            record.job_id,
+            record.plan,
+            solve_s=record.solve_s,
+            measurement_detail=record.measurement_detail,
+            baseline_cycle=record.baseline_cycle,
+            digest=record.digest,
+        )
+
+    def _missed(self, plan: Plan) -> MissedTarget | None:
+        """Return the target if the plan is for the nearest one; None: it meets its target."""
+        asked = self.target.inputs.target or self.snapshot.job.spec.target
+        met = {asked} if self.target.plan is None else {asked, self.target.plan.options.target}
+        return None if plan.target in met else MissedTarget(target=asked, nearest=plan.target)
 
 
 def _is_better(refined: Plan, first: Plan) -> bool:
@@ -344,18 +324,3 @@ def _is_better(refined: Plan, first: Plan) -> bool:
         refined.predicted.energy_j < (1 - LEAST_GAIN) * first.predicted.energy_j
         or refined.iteration_time_s < (1 - LEAST_GAIN) * first.iteration_time_s
     )
-
-
-def _missed(job: JobRecord, target: Wanted, record: PlanRecord) -> MissedTarget | None:
-    """Return the target if the plan is for the nearest one instead; None: it meets the target."""
-    asked, nearest = target.inputs.target or job.spec.target, record.plan.target
-    planned = target.plan
-    is_met = nearest == asked or (planned is not None and nearest == planned.options.target)
-    return None if is_met else MissedTarget(target=asked, nearest=nearest)
-
-
-def _warn(now: PlanningSnapshot, missed: MissedTarget | None, problem: str | None) -> None:
-    if problem is not None and problem != now.job.problem:
-        _LOG.warning("job %s: planning failed: %s", now.job.job_id, problem)
-    if missed is not None and missed != now.findings.missed:
-        _LOG.warning("job %s: %s", now.job.job_id, missed.text)

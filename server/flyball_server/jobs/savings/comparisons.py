@@ -16,11 +16,8 @@ from flyball_server.jobs.lifecycle.job_life import is_gone
 from flyball_server.jobs.loop_state import Comparison
 from flyball_server.jobs.measurements.step_fold import StepFold
 from flyball_server.jobs.measurements.step_reading import read_fold, step_kinds
-from flyball_server.jobs.records import PlanRecord
 from flyball_server.jobs.registry.inspection import newest_plan, require_job
 from flyball_server.jobs.services import JobServices
-from flyball_server.jobs.store.sql.job_writer import JobWriter
-from flyball_server.jobs.versions.plan_versions import add_version
 from flyball_wire.closed_loop import ComparisonState, ComparisonStatus
 
 # The energy counter updates about every 100 ms: a block of this length loses a few percent.
@@ -64,9 +61,7 @@ def start_comparison(services: JobServices, job_id: str, num_pairs: int) -> Comp
             writer.save_loop_state(loop_state.evolve(comparison=wanted))
         elif known.num_pairs != num_pairs:
             # The steps that it has measured count for the new number too.
-            changed = Comparison(
-                num_pairs=num_pairs, version=known.version, of_version=known.of_version
-            )
+            changed = replace(known, num_pairs=num_pairs)
             writer.save_loop_state(loop_state.evolve(comparison=changed))
     services.enqueue_reconcile(job_id)
     # Counting its steps takes a while, so it is done outside the writing transaction.
@@ -100,32 +95,7 @@ def delete_comparison(services: JobServices, job_id: str) -> None:
             return
         ended = None if running.version is None else replace(running, is_done=True)
         writer.save_loop_state(loop_state.evolve(comparison=ended))
-        newest = newest_plan(writer, job_id)
-        # It may run as another version than its own, after a run that started over.
-        if ended is not None and newest is not None and newest.baseline_cycle:
-            add_with_cycle(services, writer, newest, baseline_cycle=())
-    services.notify_pollers(job_id)
     services.enqueue_reconcile(job_id)
-
-
-def add_with_cycle(
-    services: JobServices,
-    writer: JobWriter,
-    record: PlanRecord,
-    *,
-    baseline_cycle: tuple[bool, ...],
-) -> PlanRecord:
-    """Add the same plan as the next version, with other steps at the highest clocks."""
-    return add_version(
-        services,
-        writer,
-        record.job_id,
-        record.plan,
-        solve_s=record.solve_s,
-        measurement_detail=record.measurement_detail,
-        baseline_cycle=baseline_cycle,
-        digest=record.digest,
-    )
 
 
 def progress_of(comparison: Comparison | None, fold: StepFold) -> ComparisonStatus:

@@ -193,6 +193,8 @@ class Standing:
     is_due: bool = False
     #: Attempt whose plan answers the request and is to be the newest version again; None: none.
     reuse: Attempt | None = None
+    #: True if the newest plan is to be compared with the highest clocks, false: no longer.
+    is_compared: bool | None = None
     #: Failed attempt that stands for now; None: none.
     failure: Attempt | None = None
     #: Unix time from which the failed attempt is repeated; None: other inputs alone mend it.
@@ -204,7 +206,7 @@ class Standing:
         """Return whether nothing is to be done, and the job's state says how it stands."""
         if job.state in OVER or self.is_idle:
             return True
-        if self.is_due or self.reuse is not None:
+        if self.is_due or self.reuse is not None or self.is_compared is not None:
             return False
         state, problem = self.state
         return (job.state, job.problem) == (state, problem)
@@ -236,7 +238,7 @@ def standing(
         return Standing(failure=Attempt(digest=digest, field=of_field, problem=problem))
     attempt = findings.attempt(digest)
     if ran == digest or (attempt is not None and attempt.is_answered_by(findings.attempt(ran))):
-        return Standing()
+        return Standing(is_compared=_is_compared(newest, findings))
     if target.unhurried is not None:
         own = findings.attempt(target.unhurried.digest)
         attempt = attempt if own is None or own.problem is not None else own
@@ -245,6 +247,15 @@ def standing(
     if attempt.problem is None:
         return Standing(reuse=attempt)
     return Standing(failure=attempt, again_unix_s=attempt.again_unix_s)
+
+
+def _is_compared(newest: NewestVersion | None, findings: JobLoopState) -> bool | None:
+    """Return whether the newest plan is to be compared, or no longer; None: nothing changes."""
+    comparison = findings.open_comparison
+    if newest is None or comparison is None:
+        return False if newest is not None and newest.baseline_cycle else None
+    is_ready = newest.first_step is not None and not newest.is_raised
+    return True if comparison.version is None and is_ready else None
 
 
 def _is_due_again(
