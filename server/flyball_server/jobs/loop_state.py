@@ -198,15 +198,6 @@ class Attempt:
         """Field and problem of a failed one."""
         return f"{self.field}: {self.problem}"
 
-    def is_answered_by(self, other: Attempt | None) -> bool:
-        """Return whether the same version answers both."""
-        return (
-            other is not None
-            and self.problem is None
-            and other.problem is None
-            and self.version == other.version
-        )
-
 
 @dataclass(frozen=True, kw_only=True)
 class OrderComparison:
@@ -335,6 +326,11 @@ class JobLoopState(Record):
     def attempt(self, digest: str | None) -> Attempt | None:
         """Return the attempt with this digest; None: none is stored."""
         return next((one for one in self.attempts if one.digest == digest), None)
+
+    def version_of(self, digest: str | None) -> int | None:
+        """Return the version that answers this digest; None: none does, or not that is known."""
+        attempt = self.attempt(digest)
+        return None if attempt is None or attempt.problem is not None else attempt.version
 
     def with_attempt(self, attempt: Attempt) -> JobLoopState:
         """Return the findings with this attempt in place of an earlier one of its digest."""

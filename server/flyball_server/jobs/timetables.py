@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from flyball_server.jobs.errors import InvalidFieldError
+from flyball_server.jobs.findings.noting import note_findings
 from flyball_server.jobs.loop_state import JobLoopState
 from flyball_server.jobs.records import JobRecord
 from flyball_server.jobs.registry.inspection import require_job
@@ -50,12 +51,7 @@ def delete_timetable(services: JobServices, job_id: str) -> None:
     Raises:
         UnknownJobError: the job does not exist.
     """
-    with services.store.writing(job_id) as writer:
-        require_job(writer, job_id)
-        loop_state = writer.find_loop_state(job_id)
-        if loop_state.timetable is not None:
-            writer.save_loop_state(loop_state.evolve(timetable=None))
-    services.enqueue_reconcile(job_id)
+    note_findings(services, job_id, lambda _, findings: findings.evolve(timetable=None))
 
 
 def _check_policy(job: JobRecord, timetable: Timetable) -> None:

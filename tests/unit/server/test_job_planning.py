@@ -28,7 +28,7 @@ from flyball_server.jobs.errors import (
     UnknownJobError,
 )
 from flyball_server.jobs.reconcile.plans import LOST_PAUSE_S, PlanReconciler
-from flyball_server.jobs.reconcile.slots import SLOT_RETRY_S, PlanningSlots
+from flyball_server.jobs.reconcile.solve import SLOT_RETRY_S, PlanningSlots
 from flyball_server.jobs.registry import inputs
 from flyball_server.jobs.registry.inspection import (
     JobSummary,

@@ -17,7 +17,7 @@ from flyball_server.jobs.loop_state import JobLoopState
 from flyball_server.jobs.reconcile import order_advice
 from flyball_server.jobs.reconcile.order_advice import OrderAdviceReconciler
 from flyball_server.jobs.reconcile.plans import PlanReconciler
-from flyball_server.jobs.reconcile.slots import PlanningSlots
+from flyball_server.jobs.reconcile.solve import PlanningSlots
 from flyball_server.jobs.registry.inspection import get_job, notes
 from flyball_server.jobs.services import JobServices
 from flyball_server.planning.errors import PlanningError

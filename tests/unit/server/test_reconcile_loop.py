@@ -27,7 +27,7 @@ from flyball_server.jobs.errors import MissingProfileError, StoreBusyError, Unkn
 from flyball_server.jobs.loop_state import Comparison
 from flyball_server.jobs.reconcile import all_reconcilers
 from flyball_server.jobs.reconcile.loop import NUM_THREADS, ReconcileLoop, Reconciler
-from flyball_server.jobs.reconcile.slots import NUM_SLOTS
+from flyball_server.jobs.reconcile.solve import NUM_SLOTS
 from flyball_server.jobs.records import JobRecord
 from flyball_server.jobs.registry import inputs
 from flyball_server.jobs.registry.inspection import get_job

@@ -15,7 +15,9 @@ _LOG = logging.getLogger(__name__)
 Change = Callable[[JobRecord, JobLoopState], JobLoopState]
 
 
-def note_findings(services: JobServices, job_id: str, change: Change, why: str | None) -> None:
+def note_findings(
+    services: JobServices, job_id: str, change: Change, why: str | None = None
+) -> None:
     """Store the job's changed findings; nothing if they stay the same.
 
     Args:

@@ -13,7 +13,7 @@ from flyball_server.jobs.reconcile.plans import PlanReconciler
 from flyball_server.jobs.reconcile.probes import ProbeReconciler
 from flyball_server.jobs.reconcile.pruning import PruningReconciler
 from flyball_server.jobs.reconcile.reconfigurations import ReconfigurationReconciler
-from flyball_server.jobs.reconcile.slots import PlanningSlots
+from flyball_server.jobs.reconcile.solve import PlanningSlots
 
 
 def all_reconcilers() -> tuple[Reconciler, ...]:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from flyball_server.jobs.errors import JobsError, StoreError, UnknownJobError
-from flyball_server.jobs.reconcile.slots import NUM_SLOTS
+from flyball_server.jobs.reconcile.solve import NUM_SLOTS
 from flyball_server.jobs.records import JobRecord
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.sql.job_reader import JobReader

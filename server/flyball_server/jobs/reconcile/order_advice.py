@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import logging
 from contextlib import suppress
-from dataclasses import dataclass
 
 from flyball_pipeline.errors import PipelineError
 from flyball_server.jobs.errors import InvalidFieldError
-from flyball_server.jobs.loop_state import OrderComparison, PlanningInputs
-from flyball_server.jobs.reconcile.slots import PLENTY, SLOT_RETRY_S, PlanningSlots
-from flyball_server.jobs.reconcile.solve import OBSOLETE, solve
+from flyball_server.jobs.findings.noting import note_findings
+from flyball_server.jobs.loop_state import JobLoopState, OrderComparison, PlanningInputs
+from flyball_server.jobs.reconcile.solve import OBSOLETE, PLENTY, SLOT_RETRY_S, PlanningSlots, solve
 from flyball_server.jobs.records import JobRecord
 from flyball_server.jobs.registry.inspection import require_job
 from flyball_server.jobs.services import JobServices
@@ -58,18 +57,8 @@ class OrderAdviceReconciler:
         return None
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Due:
-    """A comparison to make.
-
-    Attributes:
-        digest: digest of its inputs.
-        request: request that all orders are planned for.
-    """
-
-    job: JobRecord
-    digest: str
-    request: PlanRequest
+_Due = tuple[JobRecord, str, PlanRequest]
+"""Job, digest of the comparison's inputs, and the request that all orders are planned for."""
 
 
 def _due(services: JobServices, job_id: str) -> _Due | None:
@@ -98,27 +87,24 @@ def _due(services: JobServices, job_id: str) -> _Due | None:
             return None
         profile = reader.find_profile(job_id)
         assert profile is not None  # noqa: S101 - it has a digest
-        return _Due(job=job, digest=digest, request=plan.of_profile(profile).request)
+        return job, digest, plan.of_profile(profile).request
 
 
 def _advice(services: JobServices, due: _Due) -> OrderAdvice | None:
-    lines = {other.schedule: other.line for other in due.job.spec.other_orders}
+    job, _, request = due
+    lines = {other.schedule: other.line for other in job.spec.other_orders}
     try:
-        return solve(services, due.job, advise_order, due.request, lines)
+        return solve(services, job, advise_order, request, lines)
     except PipelineError as error:
-        _LOG.debug(
-            "job %s: its order is not compared with others: %s", due.job.job_id, error.message
-        )
+        _LOG.debug("job %s: its order is not compared with others: %s", job.job_id, error.message)
         return None
 
 
 def _store(services: JobServices, due: _Due, advice: OrderAdvice | None) -> None:
-    job_id = due.job.job_id
-    with services.store.writing(job_id) as writer:
-        if not due.job.is_same_work(require_job(writer, job_id)):
-            return
-        compared = OrderComparison(digest=due.digest, advice=advice)
-        loop_state = writer.find_loop_state(job_id)
-        writer.save_loop_state(loop_state.evolve(order_comparison=compared))
-    if advice is not None and advice != loop_state.order_advice:
-        _LOG.info("job %s: %s", job_id, advice.text)
+    job, digest, _ = due
+
+    def compared(now: JobRecord, findings: JobLoopState) -> JobLoopState:
+        found = OrderComparison(digest=digest, advice=advice)
+        return findings.evolve(order_comparison=found) if job.is_same_work(now) else findings
+
+    note_findings(services, job.job_id, compared, None if advice is None else advice.text)

@@ -12,8 +12,15 @@ from flyball_pipeline.errors import PipelineError
 from flyball_server.jobs.errors import InvalidFieldError, UnknownJobError
 from flyball_server.jobs.job_state import OVER
 from flyball_server.jobs.loop_state import Attempt, JobLoopState
-from flyball_server.jobs.reconcile.slots import PLENTY, SLOT_RETRY_S, PlanningSlots
-from flyball_server.jobs.reconcile.solve import OBSOLETE, PLANNING_FIELD, SupersededError, solve
+from flyball_server.jobs.reconcile.solve import (
+    OBSOLETE,
+    PLANNING_FIELD,
+    PLENTY,
+    SLOT_RETRY_S,
+    PlanningSlots,
+    SupersededError,
+    solve,
+)
 from flyball_server.jobs.records import JobRecord, PlanRecord
 from flyball_server.jobs.registry.inspection import newest_plan, require_job, require_plan
 from flyball_server.jobs.savings.comparisons import comparison_cycle

@@ -10,8 +10,13 @@ from flyball_profiles.gpu_windows import GpuTableError
 from flyball_server.jobs.errors import InvalidFieldError, JobsError
 from flyball_server.jobs.job_state import UNPROFILED, JobInput
 from flyball_server.jobs.probing import ProbingRecord, probe_plans, read_probing
-from flyball_server.jobs.reconcile.slots import PLENTY, SLOT_RETRY_S, PlanningSlots
-from flyball_server.jobs.reconcile.solve import SupersededError, solve
+from flyball_server.jobs.reconcile.solve import (
+    PLENTY,
+    SLOT_RETRY_S,
+    PlanningSlots,
+    SupersededError,
+    solve,
+)
 from flyball_server.jobs.records import JobRecord
 from flyball_server.jobs.registry.inspection import newest_plan, require_job
 from flyball_server.jobs.savings.energy_scopes import common_scope

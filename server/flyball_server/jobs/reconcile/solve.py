@@ -1,11 +1,13 @@
-"""Solving for a job in the planner's executor, within its time limit, until superseded."""
+"""Solving for a job in the planner's executor: slots, time limit, obsolete results."""
 
 from __future__ import annotations
 
 import logging
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from concurrent.futures import CancelledError, Future, wait
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from flyball_server.jobs.errors import PlanningStoppedError, StoreError, UnknownJobError
@@ -26,6 +28,37 @@ _NUM_ATTEMPTS = 2
 _AGAIN = "; it is tried again, with growing pauses"
 # Field of a PlanningError that no part of the request has caused.
 PLANNING_FIELD = "planning"
+
+
+# Number of jobs that the reconcile loop plans concurrently; each solve occupies a thread.
+NUM_SLOTS = 16
+# Delay in s before a job that found no free slot is tried again.
+SLOT_RETRY_S = 1.0
+
+
+class PlanningSlots:
+    """Limit of the plannings that reconcilers wait for; taking a slot does not block.
+
+    Args:
+        num_slots: number of concurrent plannings.
+    """
+
+    def __init__(self, num_slots: int = NUM_SLOTS) -> None:
+        self._free = threading.Semaphore(num_slots)
+
+    @contextmanager
+    def taken(self) -> Generator[bool]:
+        """Try to take a slot for the block; yield true if one was free."""
+        is_free = self._free.acquire(blocking=False)
+        try:
+            yield is_free
+        finally:
+            if is_free:
+                self._free.release()
+
+
+# For callers that plan one job at a time.
+PLENTY = PlanningSlots(1_000_000)
 
 
 class SupersededError(Exception):

@@ -11,11 +11,13 @@ from flyball_server.jobs.errors import (
     NoRanksPresentError,
     NothingToCompareError,
 )
+from flyball_server.jobs.findings.noting import note_findings
 from flyball_server.jobs.job_state import OVER
 from flyball_server.jobs.lifecycle.job_life import is_gone
-from flyball_server.jobs.loop_state import Comparison
+from flyball_server.jobs.loop_state import Comparison, JobLoopState
 from flyball_server.jobs.measurements.step_fold import StepFold
 from flyball_server.jobs.measurements.step_reading import read_fold, step_kinds
+from flyball_server.jobs.records import JobRecord
 from flyball_server.jobs.registry.inspection import newest_plan, require_job
 from flyball_server.jobs.services import JobServices
 from flyball_wire.closed_loop import ComparisonState, ComparisonStatus
@@ -42,7 +44,7 @@ def start_comparison(services: JobServices, job_id: str, num_pairs: int) -> Comp
         NoRanksPresentError: no rank has registered, or all of them are silent or have left.
         InvalidFieldError: the number of pairs is out of bounds.
     """
-    wanted = Comparison(num_pairs=num_pairs)
+    asked = Comparison(num_pairs=num_pairs)
     with services.store.writing(job_id) as writer:
         job = require_job(writer, job_id)
         newest = newest_plan(writer, job_id)
@@ -56,13 +58,11 @@ def start_comparison(services: JobServices, job_id: str, num_pairs: int) -> Comp
         if all(is_gone(rank, now, services.life) for rank in ranks):
             raise NoRanksPresentError(job_id=job_id)
         loop_state = writer.find_loop_state(job_id)
-        known = loop_state.comparison
-        if known is None or known.is_done:
-            writer.save_loop_state(loop_state.evolve(comparison=wanted))
-        elif known.num_pairs != num_pairs:
-            # The steps that it has measured count for the new number too.
-            changed = replace(known, num_pairs=num_pairs)
-            writer.save_loop_state(loop_state.evolve(comparison=changed))
+        known = loop_state.open_comparison
+        # The steps that it has measured count for another number too.
+        begun = asked if known is None else replace(known, num_pairs=num_pairs)
+        if begun != known:
+            writer.save_loop_state(loop_state.evolve(comparison=begun))
     services.enqueue_reconcile(job_id)
     # Counting its steps takes a while, so it is done outside the writing transaction.
     return get_comparison(services, job_id)
@@ -87,15 +87,15 @@ def delete_comparison(services: JobServices, job_id: str) -> None:
     Raises:
         UnknownJobError: the job does not exist.
     """
-    with services.store.writing(job_id) as writer:
-        require_job(writer, job_id)
-        loop_state = writer.find_loop_state(job_id)
-        running = loop_state.open_comparison
+
+    def withdrawn(_: JobRecord, findings: JobLoopState) -> JobLoopState:
+        running = findings.open_comparison
         if running is None:
-            return
+            return findings
         ended = None if running.version is None else replace(running, is_done=True)
-        writer.save_loop_state(loop_state.evolve(comparison=ended))
-    services.enqueue_reconcile(job_id)
+        return findings.evolve(comparison=ended)
+
+    note_findings(services, job_id, withdrawn)
 
 
 def progress_of(comparison: Comparison | None, fold: StepFold) -> ComparisonStatus:

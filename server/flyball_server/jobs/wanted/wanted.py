@@ -236,12 +236,11 @@ def standing(
     if target.problem is not None:
         of_field, problem = target.problem
         return Standing(failure=Attempt(digest=digest, field=of_field, problem=problem))
-    attempt = findings.attempt(digest)
-    if ran == digest or (attempt is not None and attempt.is_answered_by(findings.attempt(ran))):
+    known = findings.version_of(digest)
+    if ran == digest or (known is not None and known == findings.version_of(ran)):
         return Standing(is_compared=_is_compared(newest, findings))
-    if target.unhurried is not None:
-        own = findings.attempt(target.unhurried.digest)
-        attempt = attempt if own is None or own.problem is not None else own
+    own = None if target.unhurried is None else target.unhurried.digest
+    attempt = findings.attempt(digest if findings.version_of(own) is None else own)
     if attempt is None or _is_due_again(attempt, target, newest, now_unix_s):
         return Standing(is_due=True)
     if attempt.problem is None:
