@@ -230,7 +230,7 @@ def report_of(timing: InstructionTiming) -> InstructionReport:
     """Return what a rank posts of an instruction."""
     return (
         *(timing.kind, timing.microbatch, timing.chunk, timing.began_s),
-        *(timing.compute_time_s, timing.receive_time_s, timing.send_time_s),
+        *(timing.compute_time_s, timing.receive_time_s, timing.send_time_s, timing.sm_clock_mhz),
     )
 
 

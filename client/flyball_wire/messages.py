@@ -128,6 +128,16 @@ class JobSpec(PlanOptions):
     adaptation: Annotated[Adaptation, Option("effect of measurements on the plan")] = (
         Adaptation.ANNOUNCED
     )
+    max_work_error: Annotated[
+        float,
+        Option(
+            "largest error of times predicted from announced work, as a share, with which steps"
+            " get plans of their own",
+            bounds=(0, 1),
+            is_share=True,
+            example="0.03",
+        ),
+    ] = 0.03
     other_orders: tuple[OtherOrder, ...] = ()
 
     @property
@@ -266,8 +276,18 @@ MHz is the requested clock, null: the driver's own choice. The variance is that 
 instructions about the mean (with count - 1; 0 for one instruction).
 """
 
-InstructionReport = tuple[str, int | None, int, float, float, float, float]
-"""`[kind, microbatch, chunk, began s, computed s, received s, sent s]`, as in InstructionTiming."""
+InstructionReport = tuple[str, int | None, int, float, float, float, float, int | None]
+"""`[kind, microbatch, chunk, began s, computed s, received s, sent s, MHz]`.
+
+As in InstructionTiming. MHz is the requested clock, null: the driver's own choice.
+"""
+
+StepPlanReport = tuple[float, int, int, float]
+"""`[slack, lowest MHz, highest MHz, saved J]` of a step with a plan of its own.
+
+Slack is the share of the step's deadline that its pipeline would have waited at the highest clocks.
+The clocks are this rank's; the saving is what its plan predicts for this rank.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -295,6 +315,10 @@ class StepMeasurement(Sent):
         no_clocks: reason why the rank sets no clocks, in one line of at most 256 characters; null:
             it sets those of its plan, or would. With a reason its clocks are not known, and the
             step is compared with no other.
+        work: work of each of the step's microbatches, as it was announced: a factor of their
+            profiled time, or the sum of their sequences' lengths and that of the lengths' squares;
+            null: none was announced.
+        step_plan: the step's own plan; null: it had none.
     """
 
     step: int
@@ -311,6 +335,8 @@ class StepMeasurement(Sent):
     instructions: tuple[InstructionReport, ...] | None = None
     plan_id: str | None = None
     no_clocks: str | None = None
+    work: tuple[tuple[float, ...], ...] | None = None
+    step_plan: StepPlanReport | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -340,7 +340,9 @@ class TestJobStore:
                     ("forward", 0, 1410, 3, 0.1 + 0.2, 1e-9),
                     ("backward", 1, None, 1, 1 / 3, 0.0),
                 ),
-                instructions=(("forward", None, 0, 0.0, 0.1, 0.2, 0.3),),
+                instructions=(("forward", None, 0, 0.0, 0.1, 0.2, 0.3, 1410),),
+                work=((1.5,), (512.0, 131_072.0)),
+                step_plan=(0.18, 1065, 1410, -1 / 3),
             )
             for step in (4, 5, 6)
         )

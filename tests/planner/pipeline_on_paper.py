@@ -102,7 +102,9 @@ class PipelineOnPaper:
             receives = receives_from_neighbour(model.dag, node)
             began_s, ended_s = simulated.start_s[node], simulated.finish_s[node]
             received_s = simulated.wait_s[node] if receives else 0.0
+            clock_mhz = model.points[node][assignment[node]].frequency_mhz
+            times_s = began_s, ended_s - began_s, received_s, 0.0
             reports[model.dag.stage[node]].append(
-                (kind.value, microbatch, chunk, began_s, ended_s - began_s, received_s, 0.0)
+                (kind.value, microbatch, chunk, *times_s, clock_mhz)
             )
         return reports

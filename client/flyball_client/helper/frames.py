@@ -2,8 +2,8 @@
 
 A frame is a small JSON object, which names an agent and an event, and a body. A body of the rank is
 a pickle. One of the helper never is, since the planner's bytes have been there: it is the arrays of
-a plan, whose sizes the rank checks before it reads them. Reading the largest plan holds Python's
-lock for less than a millisecond at a time.
+a plan or of a step, whose sizes the rank checks before it reads them. Reading the largest plan
+holds Python's lock for less than a millisecond at a time.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from flyball_client.session.active_plan import (
     MAX_TIMED_STEPS,
 )
 from flyball_client.session.plan_cursor import CompiledPlan
+from flyball_client.steps.step_plans import StepPlan
 from flyball_wire.messages import MeasurementDetail
 from flyball_wire.plans.rank_plan import MAX_INSTRUCTIONS
 
@@ -84,6 +85,44 @@ def count_of(value: object, most: int = MAX_COUNT) -> int:
     return value
 
 
+# ------------------------------------------------------------------ steps
+
+
+def step_plan_parts(plan: StepPlan) -> tuple[Header, bytes]:
+    """Return a step's plan as header and body."""
+    header: Header = {
+        "step": plan.step,
+        "figures": [plan.slack, plan.planned_s, plan.saved_j],
+    }
+    return header, array("i", plan.clocks_mhz).tobytes()
+
+
+def read_step_plan(header: Header, num_bytes: int, receive: Receive) -> StepPlan:
+    """Receive the plan of such a header.
+
+    Raises:
+        ValueError, KeyError, TypeError: It is none, or exceeds its bounds.
+    """
+    slack, planned_s, saved_j = map(float, header["figures"])
+    clocks_mhz = array("i", receive(_checked_size(num_bytes, _INT_BYTES)))
+    return StepPlan(count_of(header["step"]), tuple(clocks_mhz), slack, planned_s, saved_j)
+
+
+def read_times(num_bytes: int, receive: Receive) -> tuple[float, ...]:
+    """Receive the times of a step's segments, s.
+
+    Raises:
+        ValueError: There are too many.
+    """
+    return tuple(array("d", receive(_checked_size(num_bytes, _FLOAT_BYTES))))
+
+
+def _checked_size(num_bytes: int, size: int) -> int:
+    if num_bytes % size or num_bytes > size * MAX_INSTRUCTIONS:
+        raise ValueError("an array is out of its bounds")
+    return num_bytes
+
+
 # ------------------------------------------------------------------ plans
 
 
@@ -104,6 +143,7 @@ def plan_parts(plan: CompiledPlan) -> tuple[Header, bytes]:
         "plan_id": plan.plan_id,
         "measurement_detail": str(plan.measurement_detail),
         "num_timed_steps": plan.num_timed_steps,
+        "has_step_plans": plan.has_step_plans,
     }
     number_of = {kind: number for number, kind in enumerate(kinds)}
     integers: Iterable[Iterable[int]] = (
@@ -165,6 +205,7 @@ def read_plan(header: Header, num_bytes: int, receive: Receive) -> CompiledPlan:
         plan_id=None if plan_id is None else str(plan_id),
         measurement_detail=MeasurementDetail(header["measurement_detail"]),
         num_timed_steps=count_of(header["num_timed_steps"], MAX_TIMED_STEPS),
+        has_step_plans=header["has_step_plans"] is True,
     )
 
 

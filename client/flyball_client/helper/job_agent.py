@@ -44,6 +44,9 @@ class JobAgent(PlannerThread):
         self._job_id = job_id
         self._registration = registration
 
+    def ask(self, question: object) -> None:
+        """Do nothing: a job has no steps."""
+
     def close(self, timeout_s: float = 0.0) -> None:
         """Stop the thread, and wait at most `timeout_s` for a call in progress."""
         self.stop(timeout_s)

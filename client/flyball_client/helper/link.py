@@ -25,16 +25,20 @@ from flyball_client.api.planner_client import PlannerClient
 from flyball_client.governor.own_process import OwnProcess
 from flyball_client.helper.frames import (
     Header,
+    Receive,
     count_of,
     framed,
     read_header,
     read_plan,
+    read_step_plan,
+    read_times,
     receive_from,
 )
 from flyball_client.helper.job_agent import JobAgent
 from flyball_client.helper.planner_calls import Backoff, Owner
 from flyball_client.helper.process import ALIVE_S, OUTLASTED_STATUS
 from flyball_client.helper.rank_agent import RankAgent
+from flyball_client.steps.step_plans import StepDeadlines, StepLoad
 from flyball_wire.command.python_child import python_command, python_environment
 
 _logger = logging.getLogger(__name__)
@@ -54,6 +58,22 @@ _IMPORT_ROOT = Path(__file__).parents[2]
 _PROGRAM = "flyball_client.helper.process"
 _MAX_TEXT_CHARS = 1000
 _MAX_NAME_CHARS = 256
+
+
+def _read_plan(header: Header, num_bytes: int, receive: Receive) -> object:
+    return read_plan(header["plan"], num_bytes, receive)
+
+
+def _read_times(header: Header, num_bytes: int, receive: Receive) -> object:
+    del header
+    return read_times(num_bytes, receive)
+
+
+_READERS: dict[str, Callable[[Header, int, Receive], object]] = {
+    "plan": _read_plan,
+    "step_timed": _read_times,
+    "step_planned": read_step_plan,
+}
 
 
 class AgentOwner(Owner, Protocol):
@@ -92,6 +112,9 @@ class _DirectAgent:
         self._agent = owner.agent_maker()(planner, owner)
         self._agent.start()
 
+    def ask(self, question: StepLoad | StepDeadlines) -> None:
+        self._agent.ask(question)
+
     def stop(self) -> None:
         self._agent.stop()
 
@@ -109,6 +132,9 @@ class _HelperAgent:
                 link = _Link()
             self._number = link.open(options, owner)
             self._link = _Shared.link = link
+
+    def ask(self, question: StepLoad | StepDeadlines) -> None:
+        self._link.ask(self._number, question)
 
     def stop(self) -> None:
         self._link.stop(self._number)
@@ -221,6 +247,11 @@ class _Link:
             self._thread.start()
         return number
 
+    def ask(self, number: int, question: StepLoad | StepDeadlines) -> None:
+        """Ask a rank's agent about a step; without a helper nothing is answered."""
+        with self._lock:
+            self._send(number, "ask", question)
+
     def stop(self, number: int) -> None:
         """Begin the end of an agent."""
         with self._lock:
@@ -293,8 +324,8 @@ class _Link:
     def _take_event(self, process: _Process) -> None:
         header, num_bytes = read_header(process.receive)
         event = header["event"]
-        if num_bytes and event != "plan":
-            raise ValueError("only a plan has a body")
+        if num_bytes and event not in _READERS:
+            raise ValueError("only plans and times have a body")
         if event == "alive":
             return
         if event == "log":
@@ -303,9 +334,10 @@ class _Link:
         with self._lock:
             number = header["agent"]
             _, owner = self._owners.get(number, (None, None))
-        plan = read_plan(header["plan"], num_bytes, process.receive) if event == "plan" else None
+        read = _READERS.get(event)
+        body = None if read is None else read(header, num_bytes, process.receive)
         if owner is not None:
-            self._report(number, owner, event, header, plan)
+            self._report(number, owner, event, header, body)
 
     def _report(
         self,
@@ -313,7 +345,7 @@ class _Link:
         owner: Any,  # noqa: ANN401 - a registrar is asked for nothing that it has not
         event: str,
         header: Header,
-        plan: object,
+        body: object,
     ) -> None:
         """Tell an agent's owner, and answer what it is asked for."""
         match event:
@@ -332,8 +364,12 @@ class _Link:
                 owner.registered(str(header["start_id"])[:_MAX_NAME_CHARS])
                 self._backoff.reset()
             case "plan":
-                owner.activate(plan, count_of(header["first_step"]))
+                owner.activate(body, count_of(header["first_step"]))
                 self._backoff.reset()
+            case "step_timed":
+                owner.step_timed(count_of(header["step"]), body)
+            case "step_planned":
+                owner.step_planned(body)
             case _:
                 raise ValueError("an event is unknown")
 

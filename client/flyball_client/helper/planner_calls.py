@@ -15,6 +15,7 @@ from flyball_client.api.planner_client import PlannerClient
 from flyball_client.helper.frames import MAX_COUNT
 from flyball_client.session.active_plan import compile_plan
 from flyball_client.session.plan_cursor import CompiledPlan
+from flyball_client.steps.step_plans import AsksForSteps
 from flyball_wire.errors import CodecError, FlyballError
 from flyball_wire.messages import (
     Accepted,
@@ -24,6 +25,7 @@ from flyball_wire.messages import (
     RankRegistration,
     StepMeasurement,
 )
+from flyball_wire.plans.rank_plan import RankPlan
 
 _logger = logging.getLogger(__name__)
 
@@ -107,7 +109,7 @@ class Owner(Protocol):
         ...
 
 
-class Rank(Owner, Protocol):
+class Rank(Owner, AsksForSteps, Protocol):
     """Rank as its agent sees it; any thread of the agent may call."""
 
     def current_step(self) -> int:
@@ -144,6 +146,7 @@ class RankClient:
         rank: Rank within the job.
         registration: Registration of the rank.
         start_id: Start that it is registered in; None: it is not registered.
+        received: Called with each plan that the rank can run.
 
     Attributes:
         name: Job and rank, for the log.
@@ -159,6 +162,7 @@ class RankClient:
         registration: RankRegistration,
         *,
         start_id: str | None = None,
+        received: Callable[[RankPlan], None] = lambda plan: None,
     ) -> None:
         self.name = f"job {job_id} rank {rank}"
         self.rank = rank
@@ -170,6 +174,7 @@ class RankClient:
         self._start_id = start_id
         self._registering = threading.Lock()
         self._registration = registration
+        self._received = received
 
     def register(self) -> str:
         """Register the rank, and return the start of the job that it is registered in."""
@@ -206,9 +211,11 @@ class RankClient:
         self._check_name("plan_id", plan.plan_id or "")
         own = self._registration
         try:
-            return compile_plan(plan, stage=own.stage, supported_mhz=own.sm_clocks_mhz or ())
+            compiled = compile_plan(plan, stage=own.stage, supported_mhz=own.sm_clocks_mhz or ())
         except CodecError as error:
             raise UnusablePlanError(str(error), KnownPlan(plan.version, plan.plan_id)) from None
+        self._received(plan)
+        return compiled
 
     def acknowledge(self, version: int, current_step: int, wait_s: float) -> PlanVersion:
         """Acknowledge a plan version, and wait up to `wait_s` for its first step."""

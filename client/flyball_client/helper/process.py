@@ -1,4 +1,4 @@
-"""The helper process of a rank, which `link` starts: agents that call the planner.
+"""The helper process of a rank, which `link` starts: agents that call the planner and plan steps.
 
 It ends with the rank, however that ends, and when the rank needs it no more. Of a rank that was
 killed it tells the planner, so that another start need not wait until the planner misses it.
@@ -19,6 +19,7 @@ import socket
 import sys
 import threading
 import time
+from array import array
 from collections.abc import Generator
 from contextlib import contextmanager
 from functools import partial
@@ -30,10 +31,18 @@ import httpx
 
 from flyball_client.api.connection import ConnectionOptions
 from flyball_client.api.planner_client import PlannerClient
-from flyball_client.helper.frames import Header, framed, plan_parts, read_header, receive_from
+from flyball_client.helper.frames import (
+    Header,
+    framed,
+    plan_parts,
+    read_header,
+    receive_from,
+    step_plan_parts,
+)
 from flyball_client.helper.job_agent import JobAgent
 from flyball_client.helper.rank_agent import RankAgent
 from flyball_client.session.plan_cursor import CompiledPlan
+from flyball_client.steps.step_plans import StepPlan
 from flyball_wire.messages import StepMeasurement
 from flyball_wire.plans.rank_plan import MAX_ANSWER_BYTES
 
@@ -173,6 +182,8 @@ class _Helper:
                 agent.start()
             case "stop":
                 self._agents[number][0].stop()
+            case "ask":
+                self._agents[number][0].ask(body)
             case "close":
                 self._agents.pop(number)[0].close()
             case asked:
@@ -212,6 +223,13 @@ class _RemoteRank:
     def activate(self, plan: CompiledPlan, first_step: int) -> None:
         header, body = plan_parts(plan)
         self._report("plan", body, first_step=first_step, plan=header)
+
+    def step_timed(self, step: int, times_s: tuple[float, ...]) -> None:
+        self._report("step_timed", array("d", times_s).tobytes(), step=step)
+
+    def step_planned(self, plan: StepPlan) -> None:
+        header, body = step_plan_parts(plan)
+        self._report("step_planned", body, **header)
 
     def set_lost(self, is_lost: bool) -> None:
         self._report("lost", is_lost=is_lost)

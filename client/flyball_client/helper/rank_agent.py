@@ -20,9 +20,13 @@ from flyball_client.helper.planner_calls import (
     RankClient,
     UnusablePlanError,
 )
+from flyball_client.helper.step_planner import StepPlanner
 from flyball_client.session.plan_cursor import CompiledPlan
+from flyball_client.steps.agreement import Coupling
+from flyball_client.steps.step_plans import StepDeadlines, StepLoad
 from flyball_wire.errors import FlyballError
 from flyball_wire.messages import RankRegistration
+from flyball_wire.plans.rank_plan import RankPlan
 
 _logger = logging.getLogger(__name__)
 
@@ -72,6 +76,7 @@ class RankSpec:
         start_id: Start that it is registered in; None: it is not registered.
         known: Newest plan that it has.
         is_lost: True: the planner could not be reached last.
+        coupling: Where its data-parallel ranks wait for each other; None: no step is planned.
     """
 
     job_id: str
@@ -81,10 +86,11 @@ class RankSpec:
     start_id: str | None = None
     known: KnownPlan = NO_PLAN
     is_lost: bool = False
+    coupling: Coupling | None = None
 
 
 class RankAgent:
-    """Both threads of a rank's agent: one receives plans, the other posts measurements.
+    """Threads of a rank's agent: one receives plans, one posts measurements, one plans steps.
 
     Args:
         spec: State of the rank.
@@ -94,8 +100,17 @@ class RankAgent:
 
     def __init__(self, spec: RankSpec, planner: PlannerClient, rank: Rank) -> None:
         self._calls = calls = RankClient(
-            planner, spec.job_id, spec.rank, spec.registration, start_id=spec.start_id
+            planner,
+            spec.job_id,
+            spec.rank,
+            spec.registration,
+            start_id=spec.start_id,
+            received=self._received,
         )
+        self._steps: StepPlanner | None = None
+        if spec.coupling is not None:
+            supported_mhz = spec.registration.sm_clocks_mhz or ()
+            self._steps = StepPlanner(rank, calls.name, spec.coupling, supported_mhz)
         reachability = PlannerReachability(
             calls.name,
             is_lost=spec.is_lost,
@@ -114,9 +129,16 @@ class RankAgent:
         )
 
     def start(self) -> None:
-        """Start both threads; may be called once."""
+        """Start the threads; may be called once."""
         self._subscriber.start()
         self._poster.start()
+        if self._steps is not None:
+            self._steps.start()
+
+    def ask(self, question: StepLoad | StepDeadlines) -> None:
+        """Answer about a step through the rank's `step_timed` or `step_planned`."""
+        if self._steps is not None:
+            self._steps.ask(question)
 
     def stop(self) -> None:
         """Begin to post the rest and to report the rank's end; `left` follows."""
@@ -130,9 +152,15 @@ class RankAgent:
             self._calls.leave()
 
     def close(self, timeout_s: float = 0.0) -> None:
-        """Stop both threads, and wait at most `timeout_s` for a call in progress."""
+        """Stop the threads, and wait at most `timeout_s` for a call in progress."""
         self._poster.stop()
+        if self._steps is not None:
+            self._steps.stop()
         self._subscriber.stop(timeout_s)
+
+    def _received(self, plan: RankPlan) -> None:
+        if self._steps is not None and plan.pipeline is not None:
+            self._steps.keep(plan)
 
 
 class PlanSubscriber(PlannerThread):

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterable
 from operator import ne
 
-from flyball_client.session.plan_cursor import CompiledPlan, PlanCursor, clock_changes
+from flyball_client.session.plan_cursor import CompiledPlan, OwnClocks, PlanCursor, clock_changes
 from flyball_wire.errors import CodecError
 from flyball_wire.plans.rank_plan import MAX_INSTRUCTIONS, RankPlan
 
@@ -51,17 +51,17 @@ def compile_plan(plan: RankPlan, *, stage: int, supported_mhz: tuple[int, ...]) 
     kinds, microbatches, chunks, clocks = columns
     _check_requests(plan, tuple(map(wanted_mhz.__getitem__, clocks)))
     supported_mhz = supported_mhz or tuple(sorted(wanted_mhz, reverse=True)) or (1,)
-    given_mhz = _given_mhz(wanted_mhz, supported_mhz)
-    is_raised = tuple(map(ne, wanted_mhz, given_mhz))
+    set_mhz = given_mhz(wanted_mhz, supported_mhz)
+    is_raised = tuple(map(ne, wanted_mhz, set_mhz))
     set_rows = [rows[number] for number in plan.cycle] or [clocks]
     # Equal rows are one object.
-    given_rows = tuple(tuple(map(given_mhz.__getitem__, row)) for row in rows)
+    given_rows = tuple(tuple(map(set_mhz.__getitem__, row)) for row in rows)
     return CompiledPlan(
         version=plan.version,
         kinds=tuple(map(plan.kinds.__getitem__, kinds)),
         microbatches=microbatches,
         chunks=chunks,
-        sm_clocks_mhz=tuple(map(given_mhz.__getitem__, clocks)),
+        sm_clocks_mhz=tuple(map(set_mhz.__getitem__, clocks)),
         highest_sm_clock_mhz=supported_mhz[0],
         num_raised=sum(sum(map(is_raised.__getitem__, row)) for row in set_rows),
         cycle_mhz=tuple(given_rows[number] for number in plan.cycle) or None,
@@ -69,6 +69,7 @@ def compile_plan(plan: RankPlan, *, stage: int, supported_mhz: tuple[int, ...]) 
         measurement_detail=plan.measurement_detail,
         num_timed_steps=min(max(plan.num_timed_steps, 0), MAX_TIMED_STEPS),
         plan_id=plan.plan_id,
+        has_step_plans=plan.pipeline is not None,
     )
 
 
@@ -134,7 +135,7 @@ def _check_size(plan: RankPlan) -> None:
         )
 
 
-def _given_mhz(wanted_mhz: Iterable[int], supported_mhz: tuple[int, ...]) -> tuple[int, ...]:
+def given_mhz(wanted_mhz: Iterable[int], supported_mhz: tuple[int, ...]) -> tuple[int, ...]:
     """Return for each wanted clock the next supported one at or above it, or the highest."""
     rising_mhz = sorted(supported_mhz)
     last = len(rising_mhz) - 1
@@ -229,6 +230,7 @@ class ActivePlan:
         sets_clocks: bool,
         is_planner_lost: bool,
         num_microbatches: int | None = None,
+        own_clocks: OwnClocks | None = None,
     ) -> None:
         """Put a due plan into force, and move the cursor to the step's first instruction.
 
@@ -237,6 +239,7 @@ class ActivePlan:
             sets_clocks: False: the rank no longer sets clocks, and no plan takes effect.
             is_planner_lost: True: the planner cannot be reached.
             num_microbatches: Number that the steps have; None: not known.
+            own_clocks: Returns a step's own clocks; None: those of the plan.
         """
         if sets_clocks:
             self._keep(self._plans.take_due(step))
@@ -247,7 +250,7 @@ class ActivePlan:
                 plan, first_step = self._plan
                 self.cursor = PlanCursor(plan, first_step=first_step)
         if self.cursor is not None:
-            self.cursor.begin_step(step)
+            self.cursor.begin_step(step, own_clocks)
 
     def end_step(self, step: int) -> None:
         """End the step; log the first one that does not fit a plan."""
@@ -268,22 +271,35 @@ class ActivePlan:
             )
 
     def first_clock_mhz(
-        self, step: int, *, is_planner_lost: bool, num_microbatches: int | None = None
+        self,
+        step: int,
+        *,
+        is_planner_lost: bool,
+        num_microbatches: int | None = None,
+        own_clocks: OwnClocks | None = None,
     ) -> int | None:
         """Return the clock in MHz to request for the first instruction of a step to come.
 
         None: no plan is in force then, it has no instruction, or the step before has a timed
         request for this clock, which stays.
         """
-        due = self._plans.newest_due(step)
-        is_due = due is not None and _fits(due[0], num_microbatches)
-        plan_and_first_step = due if is_due else self._fitting(num_microbatches)
+        plan_and_first_step = self.in_force_at(step, num_microbatches)
         if plan_and_first_step is None or (is_planner_lost and not self._keeps_plan):
             return None
         plan, first_step = plan_and_first_step
-        first_mhz = next(iter(plan.clocks_in_step_mhz(step - first_step)), None)
+        own_mhz = plan.own_clocks_mhz(step, first_step, own_clocks)
+        clocks_mhz = plan.clocks_in_step_mhz(step - first_step) if own_mhz is None else own_mhz
+        first_mhz = next(iter(clocks_mhz), None)
         timed_mhz = None if self.cursor is None else self.cursor.timed_first_mhz
         return None if first_mhz == timed_mhz else first_mhz
+
+    def in_force_at(
+        self, step: int, num_microbatches: int | None = None
+    ) -> tuple[CompiledPlan, int] | None:
+        """Return the plan of a step to come, and its first step; None: none, as far as known."""
+        due = self._plans.newest_due(step)
+        is_due = due is not None and _fits(due[0], num_microbatches)
+        return due if is_due else self._fitting(num_microbatches)
 
     def break_off_step(self) -> None:
         """End a failed step without logging missing instructions."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import compress
@@ -36,6 +36,7 @@ class CompiledPlan:
         num_timed_steps: Number of steps, from the second one on, whose instructions are posted
             whatever the detail.
         plan_id: Identity of the plan beside its version; None: not given.
+        has_step_plans: True: steps have clocks of their own, or the highest.
     """
 
     version: int
@@ -50,6 +51,12 @@ class CompiledPlan:
     measurement_detail: MeasurementDetail = MeasurementDetail.TOTALS
     num_timed_steps: int = 0
     plan_id: str | None = None
+    has_step_plans: bool = False
+
+    @cached_property
+    def highest_mhz(self) -> tuple[int, ...]:
+        """The highest clock for each instruction, MHz."""
+        return (self.highest_sm_clock_mhz,) * len(self.kinds)
 
     @cached_property
     def num_microbatches(self) -> int | None:
@@ -66,6 +73,26 @@ class CompiledPlan:
         if self.cycle_mhz is None:
             return self.sm_clocks_mhz
         return self.cycle_mhz[num_steps % len(self.cycle_mhz)]
+
+    def own_clocks_mhz(
+        self, step: int, first_step: int, own_clocks: OwnClocks | None
+    ) -> tuple[int, ...] | None:
+        """Return a step's own clocks, MHz; None: those of the plan, as in a comparison's baseline.
+
+        Args:
+            step: Number of the step.
+            first_step: The plan's first step.
+            own_clocks: Returns a step's own clocks; None: there are none.
+        """
+        if own_clocks is None or not self.has_step_plans:
+            return None
+        if self.cycle_mhz and self.clocks_in_step_mhz(step - first_step) != self.sm_clocks_mhz:
+            return None
+        return own_clocks(self, step)
+
+
+OwnClocks = Callable[[CompiledPlan, int], tuple[int, ...]]
+"""Returns the clocks of a step by its number, one for each instruction of the plan, MHz."""
 
 
 def number_of_microbatches(instructions: Iterable[tuple[str, int | None]]) -> int | None:
@@ -125,6 +152,7 @@ class PlanCursor:
         "_first_step",
         "_instructions",
         "_is_in_step",
+        "_is_own",
         "_timed_positions",
         "clocks_mhz",
         "instructions",
@@ -150,20 +178,31 @@ class PlanCursor:
         self._timed_positions: frozenset[int] = frozenset()
         self.num_unplanned = 0
         self.surprise: str | None = None
-        self._is_in_step = False
+        self._is_in_step = self._is_own = False
         self.instructions: tuple[PlannedInstruction, ...] = _NO_INSTRUCTIONS
         self.position = 0
 
-    def begin_step(self, step: int) -> None:
-        """Move to the plan's first instruction, with the clocks of this step."""
+    def begin_step(self, step: int, own_clocks: OwnClocks | None = None) -> None:
+        """Move to the plan's first instruction, with the clocks of this step.
+
+        Args:
+            step: Number of the step.
+            own_clocks: Returns a step's own clocks; None: those of the plan.
+        """
         # By the step's number, so that all ranks run the same row, also after a late start or a
         # failed step.
         num_steps = step - self._first_step
-        next_mhz = self.plan.clocks_in_step_mhz(num_steps + 1)
-        clocks_mhz = (*self.plan.clocks_in_step_mhz(num_steps), *next_mhz[:1])
-        if clocks_mhz != self.clocks_mhz:
-            self.clocks_mhz = clocks_mhz
-            self._find_timed()
+        own_mhz = self.plan.own_clocks_mhz(step, self._first_step, own_clocks)
+        if own_mhz is not None:
+            # Nothing is timed: what is planned early is planned for the plan's own times.
+            self.clocks_mhz = (*own_mhz, *own_mhz[-1:])
+            self.timed, self._timed_positions, self._is_own = {}, frozenset(), True
+        else:
+            next_mhz = self.plan.clocks_in_step_mhz(num_steps + 1)
+            clocks_mhz = (*self.plan.clocks_in_step_mhz(num_steps), *next_mhz[:1])
+            if self._is_own or clocks_mhz != self.clocks_mhz:
+                self.clocks_mhz, self._is_own = clocks_mhz, False
+                self._find_timed()
         self.timed_first_mhz = None
         self.num_unplanned = 0
         self.surprise = None

@@ -11,10 +11,12 @@ from functools import partial
 
 from flyball_client.api.planner_client import PlannerClient
 from flyball_client.helper.link import OpenAgent, open_agent
-from flyball_client.helper.planner_calls import KnownPlan
+from flyball_client.helper.planner_calls import NO_PLAN, KnownPlan
 from flyball_client.helper.rank_agent import RankAgent, RankSpec
 from flyball_client.session.measurement_outbox import MeasurementOutbox
 from flyball_client.session.plan_cursor import CompiledPlan
+from flyball_client.steps.agreement import Coupling
+from flyball_client.steps.step_plans import AsksForSteps, StepDeadlines, StepLoad, StepPlan
 
 _logger = logging.getLogger(__name__)
 
@@ -62,6 +64,17 @@ class PlannerLink:
         self._has_left = threading.Event()
         self.left = self._has_left.set
         self._agent: OpenAgent | None = None
+        self._steps: AsksForSteps | None = None
+
+    def plan_steps(self, steps: AsksForSteps, coupling: Coupling) -> None:
+        """Plan single steps too; must be called before `start`."""
+        self._steps = steps
+        self._spec = replace(self._spec, coupling=coupling)
+
+    def ask(self, question: StepLoad | StepDeadlines) -> None:
+        """Ask the agent about a step; while there is none, nothing is answered."""
+        if self._agent is not None:
+            self._agent.ask(question)
 
     def start(self) -> None:
         """Start the agent, as soon as the start is known; may be called once.
@@ -110,9 +123,9 @@ class PlannerLink:
 
     def agent_maker(self) -> partial[RankAgent]:
         """Return what makes an agent that goes on where the last one has ended."""
-        state = replace(
-            self._spec, start_id=self._start_id, known=self._known, is_lost=self.is_lost
-        )
+        # Another helper does not have the pipeline of the known version.
+        known = self._known if self._steps is None else NO_PLAN
+        state = replace(self._spec, start_id=self._start_id, known=known, is_lost=self.is_lost)
         return partial(RankAgent, state)
 
     def registered(self, start_id: str) -> None:
@@ -123,6 +136,16 @@ class PlannerLink:
         """Pass the plan on."""
         self._known = KnownPlan(plan.version, plan.plan_id)
         self._activate(plan, first_step)
+
+    def step_timed(self, step: int, times_s: tuple[float, ...]) -> None:
+        """Pass the answer on."""
+        if self._steps is not None:
+            self._steps.step_timed(step, times_s)
+
+    def step_planned(self, plan: StepPlan) -> None:
+        """Pass the answer on."""
+        if self._steps is not None:
+            self._steps.step_planned(plan)
 
     def set_lost(self, is_lost: bool) -> None:
         """Note that the planner is lost, or back; the agent logs it."""

@@ -26,6 +26,7 @@ from flyball_client.governor.process_governor import DEFAULT_LEASE_S
 from flyball_client.gpu._base import EmulatedDevice, GpuDevice, InstructionObserver
 from flyball_client.helper.rank_agent import LinkTimes, RankSpec
 from flyball_client.session.active_plan import ActivePlan, PendingPlans
+from flyball_client.session.announced_steps import AnnouncedSteps
 from flyball_client.session.instruction_timings import Begun, InstructionTiming, Transfer
 from flyball_client.session.one_per_gpu import replace_session
 from flyball_client.session.plan_cursor import PlanCursor
@@ -43,6 +44,7 @@ from flyball_client.session.registration import (
 )
 from flyball_client.session.step_recorder import StepMeter, StepRecorder
 from flyball_client.session.step_shape import StepShape
+from flyball_client.steps.agreement import Coupling, StepAgreement
 from flyball_wire.messages import StepMeasurement
 
 _logger = logging.getLogger(__name__)
@@ -157,6 +159,7 @@ class RankSession:
                 times=times or LinkTimes(),
             )
             self._link = self._new_link(planner, spec, start_id)
+        self._steps = AnnouncedSteps(stage, self.name, self._link)
         self._own_process = OwnProcess(self._turn_off)
         self._cancel_end: Callable[[], None] | None = None
 
@@ -170,6 +173,50 @@ class RankSession:
             current_step=lambda: self._current_step,
             activate=self.plans.put,
         )
+
+    # ------------------------------------------------------------------ steps that differ
+
+    def plan_steps(
+        self, agreement: StepAgreement | None = None, *, coupling: Coupling = "step"
+    ) -> None:
+        """Follow a plan of each step's own, as far as work is announced; before `start`.
+
+        From now on the rank takes part in one exchange with other ranks for each step, in a thread
+        that only polls. All ranks of the job must do so.
+
+        Args:
+            agreement: Exchanges with the other ranks, closed here; None: there are none.
+            coupling: Where data-parallel ranks wait for each other.
+
+        Raises:
+            RuntimeError: The session has started.
+        """
+        if self._is_started or self._is_closed:
+            raise RuntimeError("call plan_steps before the session starts")
+        self._steps.plan(agreement, coupling, first_step=self._current_step)
+
+    def announce_step(
+        self,
+        work: Sequence[float | Sequence[float]],
+        *,
+        step: int | None = None,
+        slowest_s: float | None = None,
+    ) -> None:
+        """Announce the work of a step to come, the earlier the better; see docs/steps.md.
+
+        Ranks that run the same microbatches announce the same, or nothing. What is no work is
+        logged once, and the step has none.
+
+        Args:
+            work: Per microbatch, the lengths of its sequences in tokens, or the number of patches
+                of each of its images; or one number, its time over that in the profile.
+            step: Number of the step; None: the next one that begins.
+            slowest_s: Time at the highest clocks of the job's slowest pipeline in this step, s,
+                where ranks have no other way to agree on it.
+        """
+        if not self._is_closed:
+            next_step = self._current_step + self._is_in_step
+            self._steps.announce(next_step if step is None else step, work, slowest_s)
 
     # ------------------------------------------------------------------ life
 
@@ -192,6 +239,7 @@ class RankSession:
             self._governor.start(strict=self._is_strict)
             if self._link is not None:
                 self._link.start()
+            self._steps.start()
         except Exception as error:
             if self._is_strict:
                 self.close()
@@ -208,6 +256,7 @@ class RankSession:
         self._turn_off()
         if self._cancel_end is not None:
             self._cancel_end()
+        self._steps.close()
         self._governor.close()
         self._recorder.close()
         if self._is_started and self._link is not None:
@@ -312,6 +361,10 @@ class RankSession:
             self._follow_plan()
             self._begun = None
             self._recorder.begin_step(None if self._cursor is None else self._cursor.plan)
+            following = self._active_plan.in_force_at(
+                self._current_step + 1, self._shape.num_microbatches
+            )
+            self._steps.begin(self._current_step, following and following[0], self._cursor)
         except Exception as error:
             self._governor.give_up(error)
 
@@ -487,6 +540,7 @@ class RankSession:
             sets_clocks=not self._governor.is_over,
             is_planner_lost=self._is_planner_lost(),
             num_microbatches=self._shape.num_microbatches,
+            own_clocks=self._steps.clocks,
         )
         self._cursor = cursor = self._active_plan.cursor
         if cursor is None and before is not None:
@@ -504,6 +558,7 @@ class RankSession:
                 self._current_step,
                 is_planner_lost=self._is_planner_lost(),
                 num_microbatches=self._shape.num_microbatches,
+                own_clocks=self._steps.clocks,
             )
             if first_mhz is not None:
                 self._governor.set_mhz(first_mhz)
@@ -513,11 +568,19 @@ class RankSession:
     def _measure(self) -> None:
         self._note_begun()
         cursor = self._cursor
+        is_planned = cursor is not None and cursor.surprise is None
+        work, step_plan = self._steps.end(
+            self._current_step,
+            self.active_version if is_planned else None,
+            self._recorder.timings.computed_s,
+        )
         self._recorder.end_step(
             step=self._current_step,
             plan_version=self.active_version,
             num_unplanned=0 if cursor is None else cursor.num_unplanned,
             no_clocks=self._governor.no_clocks,
+            work=work,
+            step_plan=step_plan,
             then=self._post,
         )
         self._active_plan.end_step(self._current_step)

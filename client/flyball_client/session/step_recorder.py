@@ -13,7 +13,14 @@ from flyball_client.gpu._base import EmulatedDevice, GpuDevice
 from flyball_client.session.energy_reader import EnergyCallback, EnergyReader
 from flyball_client.session.instruction_timings import InstructionTiming, TimingRecorder
 from flyball_client.session.plan_cursor import CompiledPlan
-from flyball_wire.messages import ClockTiming, InstructionReport, MeasurementDetail, StepMeasurement
+from flyball_pipeline.work import StepWork
+from flyball_wire.messages import (
+    ClockTiming,
+    InstructionReport,
+    MeasurementDetail,
+    StepMeasurement,
+    StepPlanReport,
+)
 
 _ENERGY_TIMEOUT_S = 1.0
 # Counts of a step that its figures have, and their totals.
@@ -34,6 +41,7 @@ class StepMetrics:
         self._totals: dict[str, float] = {
             "total_num_steps": 0.0,
             "total_num_steps_without_plan": 0.0,
+            "total_num_steps_with_own_plan": 0.0,
             "total_time_s": 0.0,
             **{f"total_{count}": 0.0 for count in _COUNTS},
         }
@@ -52,10 +60,13 @@ class StepMetrics:
                 last["step_power_w"] = step.energy_j / step.time_s
         if step.sm_clock_mhz is not None:
             last["step_sm_clock_mhz"] = step.sm_clock_mhz
+        if step.step_plan is not None:
+            last["step_slack"], _, _, last["step_planned_saving_j"] = step.step_plan
         totals = self._totals
         totals["total_num_steps"] += 1
         totals["total_num_steps_without_plan"] += step.plan_version is None
-        for name in ("time_s", "energy_j", *_COUNTS):
+        totals["total_num_steps_with_own_plan"] += step.step_plan is not None
+        for name in ("time_s", "energy_j", "planned_saving_j", *_COUNTS):
             if (value := last.get(f"step_{name}")) is not None:
                 totals[f"total_{name}"] = totals.get(f"total_{name}", 0.0) + value
         self._last = last
@@ -175,7 +186,9 @@ def with_details(
     return replace(
         measurement,
         by_clock=_by_clock(timings, were_clocks_set=were_clocks_set),
-        instructions=_each(timings) if detail == MeasurementDetail.INSTRUCTIONS else None,
+        instructions=_each(timings, were_clocks_set=were_clocks_set)
+        if detail == MeasurementDetail.INSTRUCTIONS
+        else None,
     )
 
 
@@ -204,7 +217,9 @@ def _mean_variance(values: Sequence[float]) -> tuple[float, float]:
     return fmean(values), variance(values) if len(values) > 1 else 0.0
 
 
-def _each(timings: Iterable[InstructionTiming]) -> tuple[InstructionReport, ...]:
+def _each(
+    timings: Iterable[InstructionTiming], *, were_clocks_set: bool
+) -> tuple[InstructionReport, ...]:
     return tuple(
         (
             timing.kind,
@@ -214,6 +229,7 @@ def _each(timings: Iterable[InstructionTiming]) -> tuple[InstructionReport, ...]
             timing.compute_time_s,
             timing.receive_time_s,
             timing.send_time_s,
+            timing.sm_clock_mhz if were_clocks_set else None,
         )
         for timing in timings
     )
@@ -260,6 +276,8 @@ class StepRecorder:
         plan_version: int | None,
         num_unplanned: int,
         no_clocks: str | None,
+        work: StepWork | None = None,
+        step_plan: StepPlanReport | None = None,
         then: Callable[[StepMeasurement], None],
     ) -> None:
         """End the step.
@@ -269,6 +287,8 @@ class StepRecorder:
             plan_version: Version of the plan in force.
             num_unplanned: Number of instructions that did not match the plan.
             no_clocks: Reason why clocks are not set; None: they are.
+            work: As in StepMeasurement.
+            step_plan: As in StepMeasurement.
             then: Called with the totals and the details that the plan requests, once the energy is
                 read; on a real GPU by the thread that reads it.
         """
@@ -287,10 +307,10 @@ class StepRecorder:
             measured = with_details(totals, self.timings.last_step(), detail)
 
         def with_energy(energy_j: float | None) -> None:
-            step_totals = replace(totals, energy_j=energy_j)
+            step_totals = replace(totals, energy_j=energy_j, step_plan=step_plan)
             self._history.append(step_totals)
             self.metrics.add(step_totals)
-            then(replace(measured, energy_j=energy_j))
+            then(replace(measured, energy_j=energy_j, work=work, step_plan=step_plan))
 
         self._meter.request_energy(with_energy)
 

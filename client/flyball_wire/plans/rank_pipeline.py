@@ -9,12 +9,15 @@ from base64 import b64decode, b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeVar
 
+from flyball_pipeline.clock_rounding import ChangeDelays
 from flyball_pipeline.dag import AlikeNodes, DependencyDag, build_dag
 from flyball_pipeline.errors import PipelineError
 from flyball_pipeline.instruction import Instruction, InstructionKind
+from flyball_pipeline.retiming import NO_RESERVE, StepReserve
 from flyball_pipeline.schedule import Schedule
 from flyball_pipeline.schedules.explicit import EXPLICIT
 from flyball_pipeline.step_curves import ClockPoint
+from flyball_pipeline.work import WorkCoefficients
 from flyball_wire.errors import CodecError
 from flyball_wire.plans.rank_plan import RankPipeline
 
@@ -29,6 +32,10 @@ def packed_pipeline(
     waiting_power_w: Sequence[float],
     tail_s: float = 0.0,
     transfer_s: Sequence[float] = (),
+    coefficients: Mapping[AlikeNodes, WorkCoefficients] | None = None,
+    deadline_ratio: float = 1.0,
+    reserve: StepReserve = NO_RESERVE,
+    delays: ChangeDelays | None = None,
 ) -> RankPipeline:
     """Return a pipeline for its ranks.
 
@@ -39,6 +46,10 @@ def packed_pipeline(
         waiting_power_w: as in `RankPipeline`.
         tail_s: as in `RankPipeline`.
         transfer_s: as in `RankPipeline`.
+        coefficients: by stage, kind and chunk, all of `points`; None: not known.
+        deadline_ratio: as in `RankPipeline`.
+        reserve: room for errors of the factors.
+        delays: delays of clock changes; None: they change at once.
 
     Raises:
         PipelineError: the pipeline never flushes, so that it has no steps.
@@ -79,6 +90,10 @@ def packed_pipeline(
         waiting_power_w=tuple(waiting_power_w),
         tail_s=tail_s,
         transfer_s=tuple(transfer_s),
+        coefficients=tuple(coefficients[place] for place in points) if coefficients else (),
+        deadline_ratio=deadline_ratio,
+        reserve=(reserve.of_step, reserve.of_instruction),
+        change_delays_s=None if delays is None else (delays.up_s, delays.down_s),
     )
 
 

@@ -49,6 +49,13 @@ class RankPipeline:
         tail_s: part of a step outside its instructions, s.
         transfer_s: time of a transfer between neighbouring stages, one for all or one for each
             pair, s; empty: none.
+        coefficients: per group, its `WorkCoefficients`; empty: none are known, and steps whose
+            work is given as factors alone get plans of their own.
+        deadline_ratio: time of a step by its plan over that of the slowest pipeline at the highest
+            clocks, at least 1.
+        reserve: as in `StepReserve`, of the step and of each instruction.
+        change_delays_s: longest delay of a change to a higher clock, and shortest of one to a lower
+            clock, as in `ChangeDelays`, s; null: clocks change at once.
     """
 
     num_microbatches: int
@@ -60,12 +67,16 @@ class RankPipeline:
     waiting_power_w: tuple[float, ...]
     tail_s: float = 0.0
     transfer_s: tuple[float, ...] = ()
+    coefficients: tuple[tuple[float, float, float], ...] = ()
+    deadline_ratio: float = 1.0
+    reserve: tuple[float, float] = (0.0, 0.0)
+    change_delays_s: tuple[float, float] | None = None
 
     @property
     def most_bytes(self) -> int:
         """Upper bound of its size as JSON."""
         num_items = 3 * len(self.groups) + sum(map(len, self.virtual_stages))
-        num_figures = len(self.waiting_power_w) + len(self.transfer_s)
+        num_figures = len(self.waiting_power_w) + len(self.transfer_s) + 3 * len(self.coefficients)
         rows = (*self.instructions, *self.points)
         return 1024 + sum(3 + len(row) for row in rows) + 8 * num_items + 25 * num_figures
 

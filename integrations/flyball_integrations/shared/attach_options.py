@@ -40,6 +40,7 @@ class PlanningOptions(GivenOptions, total=False):
     profiling: Profiling | str | None
     profiling_slowdown: float | None
     adaptation: Adaptation | str | None
+    max_work_error: float | None
 
 
 class RankOptions(TypedDict, total=False):

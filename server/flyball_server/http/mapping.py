@@ -78,9 +78,11 @@ def rank_post(job_id: str, rank: int, sent: messages.MeasurementBatch) -> RankPo
                 step=step.step,
                 by_clock=step.by_clock,
                 instructions=step.instructions,
+                work=step.work,
+                step_plan=step.step_plan,
             )
             for step in sent.steps
-            if step.by_clock is not None or step.instructions is not None
+            if any(each is not None for each in (step.by_clock, step.instructions, step.work))
         ),
     )
 

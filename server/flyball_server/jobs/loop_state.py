@@ -5,6 +5,7 @@ Stored as JSON, so all of it is plain data; times are Unix time in s.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from flyball_server.jobs.bounds import check_count
@@ -15,6 +16,8 @@ from flyball_wire.messages import MAX_RANKS
 from flyball_wire.online_profiling import ProfilingResult
 from flyball_wire.orders import OrderAdvice
 from flyball_wire.plans.plan import MAX_SLOWDOWN
+
+KEPT_HIGHEST = "one plan would make steps longer, and the highest clocks are kept"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,15 +123,66 @@ class MeasuredDelays:
             return None
         note = (
             f"steps differ in their work: times of a microbatch's instructions scatter together by"
-            f" {100 * self.work:.0f} %, so one plan would make steps longer, and the highest clocks"
-            " are kept"
+            f" {100 * self.work:.0f} %, so {KEPT_HIGHEST}; announce the work"
+            " of each step, and it gets clocks of its own"
         )
         if self.step_plans_saving_percent is None:
             return note
         return (
-            f"{note}; clocks chosen for each step would have saved"
-            f" {self.step_plans_saving_percent:.0f} % of their energy, predicted"
+            f"{note}, which would have saved {self.step_plans_saving_percent:.0f} % of these steps'"
+            " energy, predicted"
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkModel:
+    """Work that a job announces, and how much longer it makes each instruction.
+
+    Measured in the timed steps of one plan version; relative to the times of the plan that these
+    steps ran, slowdown factors included. While nothing is measured, steps whose work is lengths run
+    at the highest clocks.
+    """
+
+    #: Plan version of the measured steps; 0: none were measured yet.
+    version: int = 0
+    #: Number of measured microbatches.
+    num_microbatches: int = 0
+    #: Stage, kind and chunk of each instruction that has coefficients.
+    places: tuple[tuple[int, str, int], ...] = ()
+    #: By place, `WorkCoefficients`, rounded; empty: all work is factors, or none was measured.
+    coefficients: tuple[tuple[float, float, float], ...] = ()
+    #: Mean over the measured microbatches: sum of lengths, sum of their squares.
+    mean_work: tuple[float, float] = (0.0, 0.0)
+    #: Standard deviation of times from the predicted ones that a microbatch's instructions share,
+    #: and of each for itself, as shares.
+    shared_error: float = 0.0
+    own_error: float = 0.0
+    #: `StepReserve`: of the step, and of each instruction.
+    reserve: tuple[float, float] = (0.0, 0.0)
+    #: Number of GPUs of a node whose calls may come before a GPU's own, beside those counted in the
+    #: plan's times of clock changes.
+    num_queued: int = 0
+    #: Reason why steps get no plans of their own, in one line; None: they get them.
+    problem: str | None = None
+    #: Number of earlier models that the job was planned with.
+    num_before: int = 0
+
+    @property
+    def error(self) -> float:
+        """Return the standard deviation of an instruction's time from the predicted one."""
+        return math.hypot(self.shared_error, self.own_error)
+
+    @property
+    def note(self) -> str | None:
+        """Line that says why announced work is not used; None: it is."""
+        if self.problem is None:
+            if self.num_microbatches:
+                return None
+            return (
+                "announced work is being measured: steps run at the highest clocks until their"
+                " times are known"
+            )
+        return f"announced work is not used, and steps get no plans of their own: {self.problem}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,6 +212,7 @@ class PlanningInputs:
         rank_slowdowns: announced and detected slowdowns, the larger one of each rank.
         stage_slowdowns: drift of stages.
         delays: measured delays; None: not measured, or too small to matter.
+        work: announced work; None: the job announces none.
         gpus_at_once: largest number of GPUs that one stage has in one node; None: not all ranks
             have registered, or it has no effect.
         gpus_in_node: largest number of GPUs that the job has in one node; None: likewise.
@@ -167,8 +222,23 @@ class PlanningInputs:
     rank_slowdowns: tuple[RankSlowdown, ...] = ()
     stage_slowdowns: tuple[StageSlowdown, ...] = ()
     delays: MeasuredDelays | None = None
+    work: WorkModel | None = None
     gpus_at_once: int | None = None
     gpus_in_node: int | None = None
+
+    @property
+    def step_work(self) -> WorkModel | None:
+        """Return the work that steps' plans are made from; None: they get none of their own."""
+        return None if self.work is None or self.work.problem is not None else self.work
+
+    @property
+    def work_note(self) -> str | None:
+        """Line on steps that differ, or on announced work that is not used; None: neither."""
+        of_steps = None if self.delays is None else self.delays.work_note
+        if self.work is None:
+            return of_steps
+        is_kept = self.step_work is None and of_steps is not None
+        return f"{self.work.note}; {KEPT_HIGHEST}" if is_kept else self.work.note
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -276,8 +346,7 @@ class JobLoopState(Record):
         stragglers: announced slowdowns, at most one per rank; ended ones are dropped.
         detected: detected slowdowns by rank.
         drifts: detected drift of stages.
-        delays: measured delays that a plan counts; None: none, or too small to matter.
-        gpus_at_once, gpus_in_node: as in PlanningInputs.
+        delays, work, gpus_at_once, gpus_in_node: as in PlanningInputs.
         timetable: timetable of targets; None: no timetable.
         comparison: newest comparison; None: never requested.
         profiling: state of online profiling; None: not profiled online, or not started.
@@ -297,6 +366,7 @@ class JobLoopState(Record):
     detected: tuple[RankSlowdown, ...] = ()
     drifts: tuple[StageSlowdown, ...] = ()
     delays: MeasuredDelays | None = None
+    work: WorkModel | None = None
     gpus_at_once: int | None = None
     gpus_in_node: int | None = None
     timetable: Timetable | None = None
@@ -311,6 +381,16 @@ class JobLoopState(Record):
     order_comparison: OrderComparison | None = None
     refused: RefusedRegistration | None = None
     shape_change: ShapeChange | None = None
+
+    @property
+    def lasting(self) -> PlanningInputs:
+        """Planning inputs that neither time nor a slow GPU changes."""
+        return PlanningInputs(
+            delays=self.delays,
+            work=self.work,
+            gpus_at_once=self.gpus_at_once,
+            gpus_in_node=self.gpus_in_node,
+        )
 
     @property
     def order_advice(self) -> OrderAdvice | None:

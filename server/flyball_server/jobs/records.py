@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Self
 
+from flyball_pipeline.errors import PipelineError
+from flyball_pipeline.work import StepWork, checked_work
 from flyball_profiles.stage_profile import EnergyScope
 from flyball_server.jobs.bounds import (
     MAX_COUNT,
@@ -27,6 +29,7 @@ from flyball_wire.messages import (
     JobSpec,
     JobState,
     MeasurementDetail,
+    StepPlanReport,
 )
 from flyball_wire.plans.plan import Plan, Purpose
 
@@ -414,7 +417,7 @@ class StepDetail(Record):
     """Times of a rank's instructions in one step, if its plan requests them.
 
     Attributes:
-        by_clock, instructions: times as in the wire's StepMeasurement.
+        by_clock, instructions, work, step_plan: as in the wire's StepMeasurement.
     """
 
     job_id: str
@@ -422,20 +425,37 @@ class StepDetail(Record):
     step: int
     by_clock: tuple[ClockTiming, ...] | None = None
     instructions: tuple[InstructionReport, ...] | None = None
+    work: StepWork | None = None
+    step_plan: StepPlanReport | None = None
 
     def __post_init__(self) -> None:
         check_count("step", self.step)
+        self._check_work()
         for _, chunk, clock_mhz, count, mean_s, variance_s2 in self.by_clock or ():
             check_count("by_clock", chunk)
             check_count("by_clock", clock_mhz or 0, most=MAX_SM_CLOCK_MHZ)
             check_count("by_clock", count, least=1)
             check_quantity("by_clock", mean_s, most=MAX_STEP_TIME_S)
             check_quantity("by_clock", variance_s2, most=MAX_STEP_TIME_S**2)
-        for _, microbatch, chunk, *times_s in self.instructions or ():
+        for _, microbatch, chunk, *times_s, clock_mhz in self.instructions or ():
             check_count("instructions", microbatch or 0)
             check_count("instructions", chunk)
+            check_count("instructions", clock_mhz or 0, most=MAX_SM_CLOCK_MHZ)
             for time_s in times_s:
                 check_quantity("instructions", time_s, most=MAX_STEP_TIME_S)
+
+    def _check_work(self) -> None:
+        if self.work is not None:
+            try:
+                checked_work(self.work)
+            except PipelineError as error:
+                raise InvalidFieldError("work", error.message) from None
+        if self.step_plan is not None:
+            slack, lowest_mhz, highest_mhz, saved_j = self.step_plan
+            check_quantity("step_plan", slack, most=1)
+            check_quantity("step_plan", abs(saved_j), most=MAX_STEP_ENERGY_J)
+            for clock_mhz in (lowest_mhz, highest_mhz):
+                check_count("step_plan", clock_mhz, most=MAX_SM_CLOCK_MHZ)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -208,8 +208,8 @@ def test_each_instruction_is_told_where_it_is_asked_for_and_the_totals_stay() ->
     timings = (ran("forward", 0.0, None), ran("backward", 2.0, 900, microbatch=5, chunk=1))
     detailed = with_details(TOTALS, timings, MeasurementDetail.INSTRUCTIONS)
     assert detailed.instructions == (
-        ("forward", 0, 0, 1.0, 0.0, 0.25, 0.125),
-        ("backward", 5, 1, 1.0, 2.0, 0.25, 0.125),
+        ("forward", 0, 0, 1.0, 0.0, 0.25, 0.125, None),
+        ("backward", 5, 1, 1.0, 2.0, 0.25, 0.125, 900),
     )
     assert detailed.by_clock == (("backward", 1, 900, 1, 2.0, 0.0),)
     assert num_details(detailed) == 3

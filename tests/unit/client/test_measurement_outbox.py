@@ -100,7 +100,7 @@ def put(outbox: MeasurementOutbox, steps: range, *, num_instructions: int = 0) -
             measurement = replace(
                 measurement,
                 by_clock=(("forward", 0, 1200, num_instructions, 0.5, 0.0),),
-                instructions=num_instructions * (("forward", None, 0, 0.0, 0.5, 0.0, 0.0),),
+                instructions=num_instructions * (("forward", None, 0, 0.0, 0.5, 0.0, 0.0, 1200),),
             )
         outbox.put(measurement)
 

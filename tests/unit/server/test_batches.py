@@ -248,7 +248,7 @@ async def test_an_unforeseen_failure_is_that_of_the_items_that_lead_to_it() -> N
 
 
 def post_instructions(services: Services, rank: int, steps: range, num_instructions: int) -> None:
-    forward = ("forward", None, 0, 0.0, 0.1, 0.2, 0.3)
+    forward = ("forward", None, 0, 0.0, 0.1, 0.2, 0.3, None)
     details = [
         StepDetail(job_id="job", rank=rank, step=step, instructions=(forward,) * num_instructions)
         for step in steps

@@ -22,7 +22,7 @@ from tests.unit.planning.tiny_pipelines import (
 from flyball_pipeline.paths import earliest_finish_s
 from flyball_pipeline.retiming import RetimedPipeline, retime
 from flyball_profiles.stage_profile import StageProfile
-from flyball_server.jobs.loop_state import PlanningInputs
+from flyball_server.jobs.loop_state import PlanningInputs, WorkModel
 from flyball_server.jobs.versions.rank_plans import part_of, pipeline_part
 from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_server.planning.stragglers.slowed_pipelines import make_slowed_plan
@@ -33,11 +33,15 @@ from flyball_wire.plans.plan import Plan, Slowdown
 from flyball_wire.plans.rank_pipeline import unpacked_pipeline
 from flyball_wire.plans.rank_plan import MAX_PART_BYTES, RankPipeline
 
+UNKNOWN = WorkModel()
 
-def received(plan: Plan, profile: StageProfile, dp_rank: int = 0) -> RankPipeline:
+
+def received(
+    plan: Plan, profile: StageProfile, dp_rank: int = 0, work: WorkModel = UNKNOWN
+) -> RankPipeline:
     """Return the pipeline as a rank of stage 0 gets it."""
     rank = rank_record(0, dp_rank=dp_rank)
-    part = pipeline_part(plan, rank, profile)
+    part = pipeline_part(plan, rank, profile, work)
     assert part is not None
     text = json.dumps(encode(part))
     assert len(text) <= part.most_bytes
@@ -63,7 +67,7 @@ def test_a_rank_finds_the_orders_clocks_and_time_of_the_plan(
         request = request.with_options(tail_ms=tail_ms, transfer_ms=transfer_ms or None)
     plan = make_plan(request).plan
     if plan.weight_versions is not None:
-        assert pipeline_part(plan, rank_record(0), request.profile) is None
+        assert pipeline_part(plan, rank_record(0), request.profile, UNKNOWN) is None
         return
     part = received(plan, request.profile)
     dag, _, plan_mhz = unpacked_pipeline(part)
@@ -98,21 +102,42 @@ def test_each_of_separate_pipelines_has_its_slowdowns() -> None:
 def test_a_rank_gets_its_pipeline_only_where_steps_have_plans_of_their_own() -> None:
     request = request_of(equal_profile(2), 2, policy=Policy.ENVELOPE)
     record = plan_record(plan=make_plan(request).plan)
-    inputs = PlanningInputs()
     rank = rank_record(1)
-    without = part_of(record, rank, request.profile, inputs)
+    announced = PlanningInputs(work=UNKNOWN)
+    without = part_of(record, rank, request.profile, PlanningInputs())
     assert without.pipeline is None
-    with_it = part_of(record, rank, request.profile, inputs, has_step_plans=True)
-    assert with_it.pipeline == pipeline_part(record.plan, rank, request.profile)
+    with_it = part_of(record, rank, request.profile, announced)
+    assert with_it.pipeline == pipeline_part(record.plan, rank, request.profile, UNKNOWN)
     assert with_it.pipeline is not None
-    assert replace(with_it, pipeline=None) == without
-    assert part_of(record, rank, None, inputs, has_step_plans=True) == replace(
-        part_of(record, rank, None, inputs), pipeline=None
-    )
+    # More steps are timed: 96 microbatches of a pipeline.
+    assert (without.num_timed_steps, with_it.num_timed_steps) == (12, 48)
+    assert replace(with_it, pipeline=None, num_timed_steps=12) == without
+    refused = PlanningInputs(work=replace(UNKNOWN, problem="errors are large"))
+    assert part_of(record, rank, request.profile, refused).pipeline is None
+    assert part_of(record, rank, None, announced).pipeline is None
+
+
+def test_factors_of_work_reach_the_rank_by_place() -> None:
+    request = request_of(equal_profile(2), 2, policy=Policy.ENVELOPE)
+    plan = make_plan(request).plan
+    kinds = ("forward", "backward")
+    places = tuple((stage, kind, 0) for stage in (1, 0) for kind in kinds)
+    coefficients = tuple((0.1 * number, 0.0, 1e-9) for number in range(4))
+    work = WorkModel(places=places, coefficients=coefficients, reserve=(0.02, 0.01))
+    part = received(plan, request.profile, work=work)
+    assert part.reserve == (0.02, 0.01)
+    found = {
+        (stage, part.kinds[kind], chunk): each
+        for (stage, kind, chunk), each in zip(part.groups, part.coefficients, strict=True)
+    }
+    assert found == dict(zip(places, coefficients, strict=True))
+    # Of some places they are of no use.
+    few = replace(work, places=places[:3], coefficients=coefficients[:3])
+    assert received(plan, request.profile, work=few).coefficients == ()
 
 
 def test_there_is_none_with_another_profile() -> None:
-    assert pipeline_part(frequency_plan(), rank_record(0), equal_profile(3)) is None
+    assert pipeline_part(frequency_plan(), rank_record(0), equal_profile(3), UNKNOWN) is None
 
 
 def test_none_is_sent_that_is_larger_than_what_ranks_take() -> None:
@@ -121,7 +146,7 @@ def test_none_is_sent_that_is_larger_than_what_ranks_take() -> None:
     kinds = equal_profile(1).points
     profile = profile_of([{kind: points for _, kind in kinds}] * 20)
     plan = make_plan(request_of(profile, 1, policy=Policy.BASELINE)).plan
-    assert pipeline_part(plan, rank_record(0), profile) is None
+    assert pipeline_part(plan, rank_record(0), profile, UNKNOWN) is None
     assert received(
         plan, profile_of([{kind: points[:100] for _, kind in kinds}] * 20)
     ).most_bytes < (MAX_PART_BYTES)

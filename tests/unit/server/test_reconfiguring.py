@@ -281,13 +281,13 @@ def test_a_decision_holds_for_its_version_alone(
 
 def without_waits(rank: int, report: InstructionReport) -> InstructionReport:
     del rank
-    kind, microbatch, chunk, began_s, computed_s, _, sent_s = report
-    return (kind, microbatch, chunk, began_s, computed_s, 0.0, sent_s)
+    kind, microbatch, chunk, began_s, computed_s, _, sent_s, mhz = report
+    return (kind, microbatch, chunk, began_s, computed_s, 0.0, sent_s, mhz)
 
 
 def of_another_microbatch(rank: int, report: InstructionReport) -> InstructionReport:
-    kind, _, chunk, began_s, computed_s, received_s, sent_s = report
-    return report if rank else (kind, 7, chunk, began_s, computed_s, received_s, sent_s)
+    kind, _, chunk, began_s, computed_s, received_s, sent_s, mhz = report
+    return report if rank else (kind, 7, chunk, began_s, computed_s, received_s, sent_s, mhz)
 
 
 @pytest.mark.parametrize("tells_instructions", [True, False])
@@ -308,17 +308,17 @@ def test_the_model_decides_at_last(services: JobServices, *, tells_instructions:
 def without_microbatches(rank: int, report: InstructionReport) -> InstructionReport:
     """Instructions are then known by their order."""
     del rank
-    kind, _, chunk, began_s, computed_s, received_s, sent_s = report
-    return (kind, None, chunk, began_s, computed_s, received_s, sent_s)
+    kind, _, chunk, began_s, computed_s, received_s, sent_s, mhz = report
+    return (kind, None, chunk, began_s, computed_s, received_s, sent_s, mhz)
 
 
 def with_a_faster_pipeline(rank: int, report: InstructionReport) -> InstructionReport:
     """The second pipeline is twice as fast, and says that stage 0 never waits for anything."""
     if rank < NUM_STAGES:
         return report
-    kind, microbatch, chunk, began_s, computed_s, received_s, sent_s = report
+    kind, microbatch, chunk, began_s, computed_s, received_s, sent_s, mhz = report
     waited_s = 0.0 if rank == NUM_STAGES else received_s
-    return (kind, microbatch, chunk, began_s, computed_s / 2, waited_s, sent_s)
+    return (kind, microbatch, chunk, began_s, computed_s / 2, waited_s, sent_s, mhz)
 
 
 NO_WAITS = (

@@ -7,21 +7,25 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from statistics import fmean
 from typing import Any
 
 import pytest
 from tests.planner.samples import rank_record, step_record
 
+from flyball_pipeline.work import StepWork, WorkCoefficients, step_work
 from flyball_profiles.examples import load_example_profile
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.jobs.findings.detector import SlowdownRules, Slowdowns, find_slowdowns
 from flyball_server.jobs.findings.step_ratios import (
     RankStep,
+    StageWork,
     clock_times,
     planned_clock_times,
     rank_step,
+    stage_work,
 )
-from flyball_server.jobs.loop_state import RankSlowdown
+from flyball_server.jobs.loop_state import RankSlowdown, WorkModel
 from flyball_server.jobs.records import RankRecord, StepDetail
 from flyball_server.planning.model.simulator import simulate
 from flyball_server.planning.planner import PlanRequest, make_plan
@@ -370,3 +374,97 @@ def test_times_are_summed_by_kind_over_clocks_and_chunks() -> None:
     assert forward.profiled_s == pytest.approx(
         2 * times_s["forward", 0, high] + 3 * times_s["forward", 1, low]
     )
+
+
+# ------------------------------------------------------------------ announced work
+
+LENGTHS = WorkCoefficients(0.2, 2e-4, 0.0)
+WORK = StageWork(coefficients={(kind, 0): LENGTHS for kind in ("forward", "backward")}, error=0.01)
+
+
+def worked(
+    rank: RankRecord,
+    step: int,
+    work: StepWork,
+    *,
+    slowdown: float = 1.0,
+    clocks_mhz: Sequence[int] = (1410,),
+    known: StageWork = WORK,
+) -> RankStep | None:
+    """A step whose microbatches have work, each at another one of the clocks."""
+    times_s = clock_times(PROFILE, rank.stage)
+    by_clock: dict[tuple[str, int], list[float]] = {}
+    for kind in ("forward", "backward"):
+        for microbatch, each in enumerate(work):
+            clock_mhz = clocks_mhz[microbatch % len(clocks_mhz)]
+            time_s = slowdown * LENGTHS.factor(each) * times_s[kind, 0, clock_mhz]
+            by_clock.setdefault((kind, clock_mhz), []).append(time_s)
+    rows = tuple(
+        (kind, 0, clock_mhz, len(found), fmean(found), 0.1)
+        for (kind, clock_mhz), found in by_clock.items()
+    )
+    detail = StepDetail(job_id="job", rank=rank.rank, step=step, by_clock=rows, work=work)
+    return rank_step(ON_PLAN.evolve(rank=rank.rank, step=step), detail, times_s, known)
+
+
+def drawn_step_work(rng: random.Random, num_microbatches: int = 6) -> StepWork:
+    return step_work([[rng.lognormvariate(8, 0.5)] for _ in range(num_microbatches)])
+
+
+def test_a_steps_times_are_compared_with_those_of_its_work() -> None:
+    """Whichever microbatch ran at which clock."""
+    work = drawn_step_work(random.Random(1))
+    for clocks_mhz in ((1410,), tuple(CLOCKS_MHZ[-3:]), tuple(CLOCKS_MHZ[:4])):
+        step = worked(ONE_PIPELINE[0], 0, work, slowdown=1.07, clocks_mhz=clocks_mhz)
+        assert step is not None
+        for times in step.by_kind.values():
+            assert times.measured_s / times.profiled_s == pytest.approx(1.07)
+            # The scatter of the work within the step is none of its error.
+            assert math.sqrt(times.variance_s2) / times.profiled_s < 0.01
+
+
+def test_steps_of_unknown_work_are_compared_with_none() -> None:
+    work = drawn_step_work(random.Random(1))
+    assert worked(ONE_PIPELINE[0], 0, work, known=StageWork()) is None
+    # Given factors are known without a fit.
+    step = worked(ONE_PIPELINE[0], 0, step_work([0.8, 1.5]), known=StageWork())
+    assert step is not None
+    for times in step.by_kind.values():
+        assert times.measured_s == pytest.approx(times.profiled_s)
+
+
+@pytest.mark.parametrize(("slowdown", "num_stragglers"), [(1.0, 0), (1.06, 1)])
+def test_only_a_slow_rank_is_a_straggler_whatever_the_steps_work(
+    slowdown: float, num_stragglers: int
+) -> None:
+    rng = random.Random(7)
+    steps: list[RankStep] = []
+    for step in range(20):
+        works = [drawn_step_work(rng) for _ in range(3)]
+        for rank in THREE_PIPELINES:
+            found = worked(
+                rank,
+                step,
+                works[rank.dp_rank],
+                slowdown=(slowdown if rank.rank == 2 else 1.0) * (1 + rng.gauss(0, 0.005)),
+            )
+            assert found is not None
+            steps.append(found)
+    slow = find_slowdowns(steps, THREE_PIPELINES, Slowdowns(), now_unix_s=NOW_S)
+    assert [each.rank for each in slow.stragglers] == [2] * num_stragglers
+    assert slow.drifts == ()
+    if num_stragglers:
+        assert slow.stragglers[0].slowdown == pytest.approx(slowdown, abs=0.01)
+
+
+def test_the_factors_of_a_stage_are_those_of_its_places() -> None:
+    model = WorkModel(
+        places=((0, "forward", 0), (1, "forward", 0)),
+        coefficients=((1.0, 0.0, 0.0), (2.0, 0.0, 0.0)),
+        shared_error=0.03,
+        own_error=0.04,
+    )
+    found = stage_work(model, 1)
+    assert found.coefficients == {("forward", 0): (2.0, 0.0, 0.0)}
+    assert found.error == pytest.approx(0.05)
+    assert stage_work(None, 1).factors("forward", 0, ((0.5,), (2.0,))) == [0.5, 2.0]

@@ -59,7 +59,7 @@ def test_an_instruction_in_which_the_next_clock_takes_effect_shows_no_jitter() -
         return [
             [
                 tuple(
-                    (str(item.kind), item.microbatch, 0, 0.2 * position, time_s, 0.0, 0.0)
+                    (str(item.kind), item.microbatch, 0, 0.2 * position, time_s, 0.0, 0.0, None)
                     for position, (item, time_s) in enumerate(zip(stage, times_s, strict=True))
                 )
             ]

@@ -1,20 +1,26 @@
-"""Reconciler of measured delays: tail, transfers and jitter from a version's first steps."""
+"""Reconciler of a version's first steps: tail, transfers, jitter, and factors of announced work."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from flyball_server.jobs.findings.noting import note_findings
 from flyball_server.jobs.job_state import OVER
-from flyball_server.jobs.loop_state import JobLoopState, MeasuredDelays
+from flyball_server.jobs.loop_state import JobLoopState, MeasuredDelays, WorkModel
+from flyball_server.jobs.measurements.announced_work import (
+    following,
+    measured_work,
+    no_step_plans,
+    num_queued,
+)
 from flyball_server.jobs.measurements.timed_steps import (
-    num_timed_steps,
-    read_delays,
+    delays_of_steps,
+    read_timed_steps,
     timed_version,
 )
-from flyball_server.jobs.records import JobRecord
-from flyball_server.jobs.registry.inspection import require_job, require_plan
+from flyball_server.jobs.records import JobRecord, PlanRecord
+from flyball_server.jobs.registry.inspection import newest_plan, require_job, require_plan
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.jobs.versions.planning import read_planning
@@ -37,6 +43,9 @@ _NOT_TIMED = OVER | {JobState.PROFILING}
 class DelayReconciler:
     """Reconciler that measures a job's delays once per plan version, for later plans to count.
 
+    So it does with the factors of announced work. A job that begins to announce later gets a
+    version whose steps run at the highest clocks until they are measured.
+
     Stored are only delays that change a job's predicted iteration time, or a reserve
     that it chooses, by enough; not while it is compared with the highest clocks, which a new
     version would end. Jobs whose clocks measured waits raise are left alone.
@@ -45,45 +54,112 @@ class DelayReconciler:
     order = 55
 
     def runs_after_posts(self, reader: JobReader, job: JobRecord) -> bool:
-        """Return whether the newest version's delays are not measured yet."""
-        return _is_open(reader, job, reader.find_loop_state(job.job_id))
+        """Return whether the newest version's delays are not measured yet, or work is news."""
+        loop_state = reader.find_loop_state(job.job_id)
+        return _is_open(reader, job, loop_state) or _announces_late(reader, job, loop_state)
 
     def __call__(self, services: JobServices, job_id: str) -> float | None:
         """Measure the newest version's delays once its timed steps are over."""
         with services.store.reading() as reader:
             job, loop_state = require_job(reader, job_id), reader.find_loop_state(job_id)
-            if not _is_open(reader, job, loop_state):
+            is_open = _is_open(reader, job, loop_state)
+            if not is_open and not _announces_late(reader, job, loop_state):
                 return None
             if not read_planning(reader, job).is_planned(services):
                 return None
-            record = require_plan(reader, job_id, reader.list_versions(job_id)[-1].version)
-            timed = timed_version(reader, record, job.spec.num_expected_ranks)
-            profile = reader.find_profile(job_id)
-            if not timed.is_over or profile is None:
+            found = _read(reader, job, loop_state) if is_open else _late_work(reader, job_id)
+            if found is None:
                 return None
-            delays = None
-            if num_timed_steps(record.plan):
-                delays = read_delays(reader, timed, profile, _given_hops_s(job.spec))
-        if delays is not None:
-            is_jitter_needed = needs_jitter(plan_options(job.spec), profile)
-            delays = _rounded(delays if is_jitter_needed else replace(delays, jitter=0.0))
 
         def changed(now: JobRecord, current: JobLoopState) -> JobLoopState:
-            if not job.is_same_work(now):
-                return current
-            before = current.delays
-            if delays is not None and _matters(job.spec, before, delays, record.plan):
-                found = delays if before is None else _following(before, delays)
-                current = current.evolve(delays=found)
-            return current.evolve(timed_version=record.version)
+            return _with_found(job.spec, current, found) if job.is_same_work(now) else current
 
-        note_findings(services, job_id, changed, f"was timed on plan {record.version}")
+        what = "delays" if found.work is None else "delays and announced work"
+        note_findings(services, job_id, changed, f"its steps were read for {what}")
         return None
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Found:
+    """What a version's timed steps say.
+
+    Attributes:
+        record: the version; None: nothing was measured, and work is announced.
+        delays: delays; None: too few steps are usable.
+        work: announced work; None: none was announced.
+    """
+
+    record: PlanRecord | None = None
+    delays: MeasuredDelays | None = None
+    work: WorkModel | None = None
+
+
+def _read(reader: JobReader, job: JobRecord, loop_state: JobLoopState) -> _Found | None:
+    """Return what the newest version's timed steps say; None: they are not over."""
+    spec, inputs = job.spec, loop_state.lasting
+    record = require_plan(reader, job.job_id, reader.list_versions(job.job_id)[-1].version)
+    timed = timed_version(
+        reader, record, spec.num_expected_ranks, loop_state.planned_inputs.step_work
+    )
+    profile = reader.find_profile(job.job_id)
+    if not timed.is_over or profile is None:
+        return None
+    read = read_timed_steps(reader, timed)
+    if read is None:
+        known = inputs.work
+        if known is not None and known.problem is None:
+            known = WorkModel(version=record.version)
+        return _Found(record=record, work=known)
+    measured = measured_work(record.version, record.plan, read, profile=profile, spec=spec)
+    delays = delays_of_steps(
+        record.version,
+        record.plan,
+        read.times_s,
+        read.reports,
+        profile=profile,
+        given_hops_s=_given_hops_s(spec),
+        factors=None if measured is None else measured.factors,
+    )
+    before = inputs.delays
+    if not needs_jitter(plan_options(spec), profile):
+        delays = replace(delays, jitter=0.0)
+    if read.num_step_plans:
+        # The clocks are other ones than the plan's.
+        jitter = 0.0 if before is None else before.jitter
+        delays = replace(delays, jitter=jitter, work=0.0, up_s=None, down_s=None)
+    delays = _rounded(delays)
+    if measured is None:
+        return _Found(
+            record=record, delays=delays, work=inputs.work if read.has_some_work else None
+        )
+    model = replace(measured.model, num_queued=num_queued(spec, inputs))
+    return _Found(record=record, delays=delays, work=model)
+
+
+def _late_work(reader: JobReader, job_id: str) -> _Found:
+    """Return work that is not measured yet, of a job that has begun to announce it."""
+    newest = newest_plan(reader, job_id)
+    problem = None if newest is None else no_step_plans(newest.plan)
+    return _Found(work=WorkModel(problem=problem))
+
+
+def _with_found(spec: JobSpec, current: JobLoopState, found: _Found) -> JobLoopState:
+    """Return the loop state with what was measured, where it makes a difference."""
+    record = found.record
+    if record is not None:
+        current = current.evolve(timed_version=record.version)
+        before = current.delays
+        if found.delays is not None and _matters(spec, before, found.delays, record.plan):
+            delays = found.delays if before is None else _following(before, found.delays)
+            current = current.evolve(delays=delays)
+    if found.work is None:
+        return current.evolve(work=None)
+    after = following(current.work, found.work, limit=spec.max_work_error)
+    return current if after is None else current.evolve(work=after)
+
+
 def _is_open(reader: JobReader, job: JobRecord, loop_state: JobLoopState) -> bool:
-    is_raised = job.spec.adaptation == Adaptation.RECONFIGURE
-    if job.state in _NOT_TIMED or is_raised or loop_state.open_comparison is not None:
+    if _is_left_alone(job, loop_state):
         return False
     versions = reader.list_versions(job.job_id)
     return (
@@ -91,6 +167,25 @@ def _is_open(reader: JobReader, job: JobRecord, loop_state: JobLoopState) -> boo
         and versions[-1].first_step is not None
         and versions[-1].version > loop_state.timed_version
     )
+
+
+def _announces_late(reader: JobReader, job: JobRecord, loop_state: JobLoopState) -> bool:
+    """Return whether a job's newest steps announce work, which its plan does not know of."""
+    if _is_left_alone(job, loop_state) or loop_state.work is not None:
+        return False
+    versions = reader.list_versions(job.job_id)
+    newest_step = reader.newest_step(job.job_id)
+    is_timed = bool(versions) and versions[-1].version == loop_state.timed_version
+    if newest_step is None or not is_timed:
+        return False
+    newest = reader.list_step_details(job.job_id, newest_step, limit=job.spec.num_expected_ranks)
+    return any(detail.work is not None for detail in newest)
+
+
+def _is_left_alone(job: JobRecord, loop_state: JobLoopState) -> bool:
+    """Return whether the job is over, probed, raised or compared."""
+    is_raised = job.spec.adaptation == Adaptation.RECONFIGURE
+    return job.state in _NOT_TIMED or is_raised or loop_state.open_comparison is not None
 
 
 def _given_hops_s(spec: JobSpec) -> tuple[float, ...] | None:

@@ -2,17 +2,19 @@
 
 A ratio is the time that instructions took over their profiled time at the requested clock, so that
 a clock that was planned to be low does not make a rank slow; where clocks change late, over their
-predicted time.
+predicted time. Of a step whose work was announced it is over the time that this work takes.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from flyball_pipeline.errors import PipelineError
+from flyball_pipeline.work import StepWork, WorkCoefficients
 from flyball_profiles.stage_profile import StageProfile
+from flyball_server.jobs.loop_state import WorkModel
 from flyball_server.jobs.records import StepDetail, StepRecord
 from flyball_server.planning.documents.recorded_plan import models_of_plan
 from flyball_server.planning.model.simulator import simulate
@@ -110,11 +112,79 @@ def planned_clock_times(profile: StageProfile, plan: Plan) -> list[ClockTimes]:
     return list(of_stages)
 
 
-def rank_step(record: StepRecord, detail: StepDetail, times_s: ClockTimes) -> RankStep | None:
+@dataclass(frozen=True, kw_only=True)
+class StageWork:
+    """How much longer announced work makes a stage's instructions."""
+
+    #: By kind and chunk; empty: only work that is given as factors is known.
+    coefficients: Mapping[tuple[str, int], WorkCoefficients] = field(
+        default_factory=dict[tuple[str, int], WorkCoefficients]
+    )
+    #: Standard deviation of a microbatch's times from these, as a share.
+    error: float = 0.0
+
+    def factors(self, kind: str, chunk: int, work: StepWork) -> list[float] | None:
+        """Return an instruction's factor by microbatch; None: not known."""
+        of_place = self.coefficients.get((kind, chunk))
+        if of_place is None:
+            only_factors = all(len(each) == 1 for each in work)
+            return [each[0] for each in work] if only_factors else None
+        return [of_place.factor(each) for each in work]
+
+
+UNKNOWN_WORK = StageWork()
+
+
+def stage_work(model: WorkModel | None, stage: int) -> StageWork:
+    """Return the factors of one stage; None: the job was planned without announced work."""
+    if model is None:
+        return UNKNOWN_WORK
+    both = zip(model.places, model.coefficients, strict=True)
+    return StageWork(
+        coefficients={
+            (kind, chunk): WorkCoefficients(*each)
+            for (of_stage, kind, chunk), each in both
+            if of_stage == stage
+        },
+        error=model.error,
+    )
+
+
+def rank_step(
+    record: StepRecord,
+    detail: StepDetail,
+    times_s: ClockTimes,
+    work: StageWork = UNKNOWN_WORK,
+) -> RankStep | None:
     """Return the ratio of a rank's step to its profile; None: the step deviated from the plan.
 
-    None also if an emulated GPU could not reproduce its profile in the step.
+    None also if an emulated GPU could not reproduce its profile in the step, and where the step's
+    work was announced in lengths whose times are not known yet.
+
+    Args:
+        record: totals of the step.
+        detail: its times by clock, and its work.
+        times_s: profiled times of the rank's stage.
+        work: how much longer work makes them.
     """
+    if record.plan_version is None or record.num_unplanned or record.num_overruns:
+        return None
+    if detail.work is None:
+        by_kind = _times_of_kinds(detail, times_s)
+    else:
+        by_kind = _times_of_work(detail, detail.work, times_s, work)
+    if not by_kind:
+        return None
+    return RankStep(
+        rank=record.rank,
+        step=record.step,
+        by_kind=by_kind,
+        is_power_capped=record.num_power_capped > 0,
+        is_thermally_capped=record.num_thermally_capped > 0,
+    )
+
+
+def _times_of_kinds(detail: StepDetail, times_s: ClockTimes) -> dict[str, KindTimes]:
     sums: dict[str, tuple[float, float, float]] = {}
     for kind, chunk, clock_mhz, count, mean_s, variance_s2 in detail.by_clock or ():
         profiled_s = times_s.get((kind, chunk, clock_mhz or 0))
@@ -125,18 +195,51 @@ def rank_step(record: StepRecord, detail: StepDetail, times_s: ClockTimes) -> Ra
                 profiled + count * profiled_s,
                 variance + count * variance_s2,
             )
-    if not sums or record.plan_version is None or record.num_unplanned or record.num_overruns:
-        return None
-    return RankStep(
-        rank=record.rank,
-        step=record.step,
-        by_kind={
-            kind: KindTimes(measured_s=measured, profiled_s=profiled, variance_s2=variance)
-            for kind, (measured, profiled, variance) in sums.items()
-        },
-        is_power_capped=record.num_power_capped > 0,
-        is_thermally_capped=record.num_thermally_capped > 0,
-    )
+    return _kind_times(sums)
+
+
+def _times_of_work(
+    detail: StepDetail, step: StepWork, times_s: ClockTimes, work: StageWork
+) -> dict[str, KindTimes]:
+    """Return the times of a step with work, at the highest clock; empty: they cannot be compared.
+
+    Which microbatch ran at which clock is not known, but what all of them would have taken at the
+    highest clock is: each measured time over the profiled one at its clock. The scatter within the
+    step is that of the work, so the error of its fit stands in for it.
+    """
+    at_highest: dict[tuple[str, int], tuple[int, float]] = {}
+    for kind, chunk, clock_mhz, count, mean_s, _ in detail.by_clock or ():
+        profiled_s = times_s.get((kind, chunk, clock_mhz or 0))
+        if profiled_s is not None:
+            num, ratios = at_highest.get((kind, chunk), (0, 0.0))
+            at_highest[kind, chunk] = num + count, ratios + count * mean_s / profiled_s
+    sums: dict[str, tuple[float, float, float]] = {}
+    for (kind, chunk), (num, ratios) in at_highest.items():
+        factors = work.factors(kind, chunk, step)
+        if factors is None:
+            return {}
+        if num != len(factors):
+            continue
+        highest_s = min(
+            time_s
+            for (of, of_chunk, _), time_s in times_s.items()
+            if (of, of_chunk) == (kind, chunk)
+        )
+        measured, profiled, variance = sums.get(kind, (0.0, 0.0, 0.0))
+        squares = math.fsum(factor * factor for factor in factors)
+        sums[kind] = (
+            measured + highest_s * ratios,
+            profiled + highest_s * math.fsum(factors),
+            variance + (work.error * highest_s) ** 2 * squares,
+        )
+    return _kind_times(sums)
+
+
+def _kind_times(sums: Mapping[str, tuple[float, float, float]]) -> dict[str, KindTimes]:
+    return {
+        kind: KindTimes(measured_s=measured, profiled_s=profiled, variance_s2=variance)
+        for kind, (measured, profiled, variance) in sums.items()
+    }
 
 
 def window_ratio(

@@ -15,11 +15,13 @@ from flyball_server.jobs.findings.noting import note_findings
 from flyball_server.jobs.findings.step_ratios import (
     ClockTimes,
     RankStep,
+    clock_times,
     planned_clock_times,
     rank_step,
+    stage_work,
 )
 from flyball_server.jobs.job_state import OVER
-from flyball_server.jobs.loop_state import JobLoopState
+from flyball_server.jobs.loop_state import JobLoopState, WorkModel
 from flyball_server.jobs.records import JobRecord, RankRecord
 from flyball_server.jobs.registry.inspection import require_job, require_plan
 from flyball_server.jobs.services import JobServices
@@ -80,9 +82,20 @@ class DetectionWindow:
             reach = min(2 * reach, _FAR_STEPS)
 
     def read(
-        self, reader: JobReader, ranks: Mapping[int, RankRecord], num_steps: int
+        self,
+        reader: JobReader,
+        ranks: Mapping[int, RankRecord],
+        num_steps: int,
+        work: WorkModel | None = None,
     ) -> list[RankStep]:
-        """Return the usable ones of a rank's newest `num_steps`, without the version's first."""
+        """Return the usable ones of a rank's newest `num_steps`, without the version's first.
+
+        Args:
+            reader: reader of the current transaction.
+            ranks: ranks of the job.
+            num_steps: number of steps of a rank.
+            work: announced work that the version was planned with.
+        """
         begin = 1 + min((self.newest.get(rank, self.first_step) for rank in ranks), default=0)
         begin = max(begin, self.first_step + 1, self.newest_step - num_steps + 1)
         measured = reader.list_steps(self.job_id, begin, self.newest_step + 1)
@@ -97,21 +110,29 @@ class DetectionWindow:
             record = records.get((detail.rank, detail.step))
             if record is None or detail.step <= self.newest.get(detail.rank, begin - 1):
                 continue
-            step = rank_step(record, detail, self._stage_times_s(reader, ranks[detail.rank].stage))
+            stage = ranks[detail.rank].stage
+            times_s = self._stage_times_s(reader, stage, has_step_plans=work is not None)
+            step = rank_step(record, detail, times_s, stage_work(work, stage))
             if step is not None:
                 self.by_rank.setdefault(detail.rank, deque(maxlen=num_steps)).append(step)
         for rank, step_number in records:
             self.newest[rank] = max(step_number, self.newest.get(rank, 0))
         return [step for of_rank in self.by_rank.values() for step in of_rank]
 
-    def _stage_times_s(self, reader: JobReader, stage: int) -> ClockTimes:
-        """Return the version's times, computed once; a new profile requires a new object."""
+    def _stage_times_s(self, reader: JobReader, stage: int, *, has_step_plans: bool) -> ClockTimes:
+        """Return the version's times, computed once; a new profile requires a new object.
+
+        Steps of plans of their own change their clocks elsewhere than the version's plan does.
+        """
         if self._times_s is None:
             profile = reader.find_profile(self.job_id)
             plan = require_plan(reader, self.job_id, self.version).plan
             if profile is None or plan.is_probe:
                 return {}
-            self._times_s = planned_clock_times(profile, plan)
+            if has_step_plans:
+                self._times_s = [clock_times(profile, each) for each in range(profile.num_stages)]
+            else:
+                self._times_s = planned_clock_times(profile, plan)
         return self._times_s[stage]
 
 
@@ -142,7 +163,8 @@ def measured_slowdowns(
     if seen.newest_step < seen.first_step + min_steps or not _is_watched(reader, seen):
         return None
     ranks = {rank.rank: rank for rank in reader.list_ranks(seen.job_id)}
-    observed = seen.read(reader, ranks, rules.num_drift_steps)
+    work = loop_state.planned_inputs.step_work
+    observed = seen.read(reader, ranks, rules.num_drift_steps, work)
     if max((step.step for step in observed), default=0) < seen.first_step + min_steps:
         return None
     announced = {one.rank for one in loop_state.stragglers if one.holds_at(now_unix_s)}

@@ -5,21 +5,22 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from flyball_pipeline.dag import build_dag
 from flyball_pipeline.errors import PipelineError
 from flyball_pipeline.schedule import Schedule
+from flyball_pipeline.work import StepWork
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.jobs.findings.step_ratios import clock_times
-from flyball_server.jobs.loop_state import MeasuredDelays
+from flyball_server.jobs.loop_state import MeasuredDelays, WorkModel
 from flyball_server.jobs.measurements.step_saving import step_plans_saving_percent
 from flyball_server.jobs.records import PlanRecord, RankRecord
 from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.planning.documents.recorded_plan import models_of_plan
-from flyball_server.planning.model.array_dag import ArrayDag, array_dag
+from flyball_server.planning.model.array_dag import ArrayDag, FloatArray, array_dag
 from flyball_server.planning.policies.measured_reconfigure import (
     StageInstructionTimes,
     is_as_ordered,
@@ -41,6 +42,9 @@ from flyball_wire.plans.plan import Plan
 # Steps with times of single instructions: fewer in a large pipeline, whose steps are long, and in
 # which a post has this number of instructions.
 MOST_TIMED_STEPS, FEWEST_TIMED_STEPS, TIMED_INSTRUCTIONS = 12, 6, 4096
+# Microbatches of a pipeline from whose times the factors of announced work are fitted, and the most
+# steps for that, which a client limits too.
+TIMED_MICROBATCHES, MOST_TIMED_OF_WORK = 96, 64
 # Instructions of a step that are posted, by one rank of each stage of as many pipelines: what
 # thousands of ranks post in a step would be a gigabyte.
 INSTRUCTIONS_A_STEP = 65_536
@@ -54,15 +58,23 @@ StepReports = Sequence[Sequence[_Reports]]
 """Of each data-parallel pipeline, the instructions of each stage in one step."""
 
 
-def num_timed_steps(plan: Plan) -> int:
+def num_timed_steps(plan: Plan, work: WorkModel | None = None) -> int:
     """Return the number of steps on a plan whose instructions the ranks post; 0: none.
 
     A pipeline that never flushes has no tail, and profiling has its own measurements.
+
+    Args:
+        plan: the plan.
+        work: announced work that it was made with, whose fit takes some microbatches.
     """
     if plan.is_probe or plan.weight_versions is not None:
         return 0
     fit = TIMED_INSTRUCTIONS // max(map(len, plan.stages))
-    return min(max(fit, FEWEST_TIMED_STEPS), MOST_TIMED_STEPS)
+    least = min(max(fit, FEWEST_TIMED_STEPS), MOST_TIMED_STEPS)
+    if work is None:
+        return least
+    wanted = math.ceil(TIMED_MICROBATCHES / plan.num_microbatches)
+    return min(max(least, wanted), MOST_TIMED_OF_WORK)
 
 
 def is_timed(plan: Plan, rank: RankRecord) -> bool:
@@ -90,15 +102,18 @@ class TimedVersion:
     is_over: bool
 
 
-def timed_version(reader: JobReader, record: PlanRecord, num_ranks: int) -> TimedVersion:
+def timed_version(
+    reader: JobReader, record: PlanRecord, num_ranks: int, work: WorkModel | None = None
+) -> TimedVersion:
     """Return the version's usable timed steps so far.
 
     Args:
         reader: reader of the current transaction.
         record: version with a first step.
         num_ranks: number of its job's ranks.
+        work: announced work that the version was made with.
     """
-    first_step, limit = record.first_step or 0, num_timed_steps(record.plan)
+    first_step, limit = record.first_step or 0, num_timed_steps(record.plan, work)
     if not limit:
         return TimedVersion(record=record, num_ranks=num_ranks, steps={}, is_over=True)
     totals = reader.list_step_totals(record.job_id, after_step=first_step, limit=limit)
@@ -120,41 +135,61 @@ def timed_version(reader: JobReader, record: PlanRecord, num_ranks: int) -> Time
     )
 
 
-def read_delays(
-    reader: JobReader,
-    timed: TimedVersion,
-    profile: StageProfile,
-    given_hops_s: Sequence[float] | None,
-) -> MeasuredDelays | None:
-    """Return the delays that the version's timed steps show; None: too few are usable.
+@dataclass(frozen=True, kw_only=True)
+class ReadSteps:
+    """Timed steps of a version whose instructions all ran as ordered.
+
+    Attributes:
+        dp_ranks: of each pipeline, its data-parallel rank.
+        times_s: iteration time of each step, s.
+        reports: by step, pipeline and stage.
+        works: work of each step by pipeline; None: none was announced.
+        num_step_plans: number of the steps that had plans of their own.
+    """
+
+    dp_ranks: tuple[int, ...]
+    times_s: tuple[float, ...]
+    reports: tuple[StepReports, ...]
+    works: tuple[tuple[StepWork | None, ...], ...]
+    num_step_plans: int
+
+    @property
+    def has_some_work(self) -> bool:
+        """Return whether any work was announced."""
+        return any(work is not None for of_step in self.works for work in of_step)
+
+    @property
+    def has_work(self) -> bool:
+        """Return whether all pipelines announced the work of at least half of the steps."""
+        return 2 * sum(None not in of_step for of_step in self.works) >= len(self.works)
+
+
+def read_timed_steps(reader: JobReader, timed: TimedVersion) -> ReadSteps | None:
+    """Return the version's timed steps; None: too few are usable.
 
     Args:
         reader: reader of the current transaction.
         timed: the version with its steps.
-        profile: the job's profile.
-        given_hops_s: given times of transfers, s; None: they are measured.
     """
     plan = timed.record.plan
     if plan.is_probe or len(timed.steps) < FEWEST_USABLE_STEPS:
         return None
     schedule = plan.order_of(plan.pipelines[0])
-    ranks = reader.list_ranks(timed.record.job_id)
-    pipelines = _pipelines([rank for rank in ranks if is_timed(plan, rank)], schedule.num_stages)
-    read = {
-        step: reports
-        for step in timed.steps
-        if (reports := _reports(reader, timed, step, schedule, pipelines))
-    }
+    ranks = [rank for rank in reader.list_ranks(timed.record.job_id) if is_timed(plan, rank)]
+    pipelines = _pipelines(ranks, schedule.num_stages)
+    read = [
+        (time_s, found)
+        for step, time_s in timed.steps.items()
+        if (found := _read_step(reader, timed, step, schedule, list(pipelines.values())))
+    ]
     if len(read) < FEWEST_USABLE_STEPS:
         return None
-    times_s = [timed.steps[step] for step in read]
-    return delays_of_steps(
-        timed.record.version,
-        plan,
-        times_s,
-        list(read.values()),
-        profile=profile,
-        given_hops_s=given_hops_s,
+    return ReadSteps(
+        dp_ranks=tuple(pipelines),
+        times_s=tuple(time_s for time_s, _ in read),
+        reports=tuple(reports for _, (reports, _, _) in read),
+        works=tuple(works for _, (_, works, _) in read),
+        num_step_plans=sum(has_plan for _, (_, _, has_plan) in read),
     )
 
 
@@ -166,6 +201,7 @@ def delays_of_steps(
     *,
     profile: StageProfile,
     given_hops_s: Sequence[float] | None = None,
+    factors: FloatArray | None = None,
 ) -> MeasuredDelays:
     """Return the delays that steps on a plan show.
 
@@ -176,6 +212,8 @@ def delays_of_steps(
         reports: the instructions of each step, all as the plan orders them.
         profile: the job's profile.
         given_hops_s: given times of transfers, s; None: they are measured.
+        factors: how much longer work makes the instructions, shape (num_nodes, num_steps,
+            num_pipelines), which is then no jitter, and no late change; None: not known.
     """
     dag = array_dag(build_dag(plan.order_of(plan.pipelines[0])))
     # (num_steps, num_pipelines, num_nodes, 2), nodes being numbered stage after stage.
@@ -185,7 +223,7 @@ def delays_of_steps(
                 [
                     (began_s, computed_s)
                     for of_stage in pipeline
-                    for *_, began_s, computed_s, _, _ in of_stage
+                    for _, _, _, began_s, computed_s, *_ in of_stage
                 ]
                 for pipeline in of_step
             ]
@@ -196,9 +234,10 @@ def delays_of_steps(
         iteration_time_s=np.array(iteration_times_s), begin_s=times_s[0], compute_s=times_s[1]
     )
     delays = measured_delays(dag, steps, given_hops_s)
+    alike = steps if factors is None else replace(steps, compute_s=steps.compute_s / factors)
     changes = MedianDelays()
     if not plan.is_separate:
-        changes = measured_change_delays(_timed_stages(plan, profile, dag, steps))
+        changes = measured_change_delays(_timed_stages(plan, profile, dag, alike))
     work, saving_percent = shared_scatter(dag, steps.compute_s), None
     if work:
         saving_percent = _step_plans_saving_percent(plan, profile, steps)
@@ -209,7 +248,7 @@ def delays_of_steps(
         transfer_s=delays.transfer_s,
         up_s=changes.up_s,
         down_s=changes.down_s,
-        jitter=_jitter(dag, steps, plan),
+        jitter=_jitter(dag, alike, plan),
         work=work,
         step_plans_saving_percent=saving_percent,
     )
@@ -231,44 +270,57 @@ def _step_plans_saving_percent(
         return None
 
 
-def _pipelines(ranks: Sequence[RankRecord], num_stages: int) -> list[list[int]]:
+def _pipelines(ranks: Sequence[RankRecord], num_stages: int) -> dict[int, list[int]]:
     """Return the timed rank of each stage, of each whole data-parallel pipeline."""
     pipelines: dict[int, dict[int, int]] = defaultdict(dict)
     for rank in ranks:
         pipelines[rank.dp_rank][rank.stage] = rank.rank
-    return [
-        [of_stages[stage] for stage in range(num_stages)]
-        for _, of_stages in sorted(pipelines.items())
+    return {
+        dp_rank: [of_stages[stage] for stage in range(num_stages)]
+        for dp_rank, of_stages in sorted(pipelines.items())
         if len(of_stages) == num_stages
-    ]
+    }
 
 
-def _reports(
+def _read_step(
     reader: JobReader,
     timed: TimedVersion,
     step: int,
     schedule: Schedule,
     pipelines: Sequence[Sequence[int]],
-) -> list[list[_Reports]] | None:
-    """Return the step's instructions; None: not all were posted as ordered."""
+) -> tuple[StepReports, tuple[StepWork | None, ...], bool] | None:
+    """Return a step's instructions, its work, and whether it had a plan of its own.
+
+    Returns:
+        None where not all instructions were posted as ordered.
+    """
     of_rank = {
-        detail.rank: detail.instructions
+        detail.rank: detail
         for detail in reader.list_step_details(timed.record.job_id, step, limit=timed.num_ranks)
         if detail.step == step and detail.instructions is not None
     }
-    found = [[of_rank.get(rank, ()) for rank in pipeline] for pipeline in pipelines]
+    found = [
+        [(of_rank[rank].instructions or ()) if rank in of_rank else () for rank in pipeline]
+        for pipeline in pipelines
+    ]
     is_whole = all(
         _is_as_ordered(schedule, stage, reports)
         for pipeline in found
         for stage, reports in enumerate(pipeline)
     )
-    return found if found and is_whole else None
+    if not found or not is_whole:
+        return None
+    works = tuple(
+        next((of_rank[rank].work for rank in pipeline if of_rank[rank].work is not None), None)
+        for pipeline in pipelines
+    )
+    return found, works, any(detail.step_plan is not None for detail in of_rank.values())
 
 
 def _is_as_ordered(schedule: Schedule, stage: int, reports: _Reports) -> bool:
     times = [
         StageInstructionTimes(kind, microbatch, chunk, received_s, computed_s)
-        for kind, microbatch, chunk, _, computed_s, received_s, _ in reports
+        for kind, microbatch, chunk, _, computed_s, received_s, *_ in reports
     ]
     # Without a recorded end an instruction has no time.
     return is_as_ordered(schedule, stage, times) and all(one.computed_s > 0 for one in times)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 from contextlib import suppress
+from dataclasses import replace
 
 from flyball_pipeline.errors import PipelineError
 from flyball_server.jobs.errors import InvalidFieldError
 from flyball_server.jobs.findings.noting import note_findings
-from flyball_server.jobs.loop_state import JobLoopState, OrderComparison, PlanningInputs
+from flyball_server.jobs.loop_state import JobLoopState, OrderComparison
 from flyball_server.jobs.reconcile.solve import OBSOLETE, PLENTY, SLOT_RETRY_S, PlanningSlots, solve
 from flyball_server.jobs.records import JobRecord
 from flyball_server.jobs.registry.inspection import require_job
@@ -72,11 +73,7 @@ def _due(services: JobServices, job_id: str) -> _Due | None:
             return None
         # What holds at the job's next start too.
         findings = planning.findings
-        lasting = PlanningInputs(
-            delays=findings.delays,
-            gpus_at_once=findings.gpus_at_once,
-            gpus_in_node=findings.gpus_in_node,
-        )
+        lasting = replace(findings.lasting, work=None)
         try:
             plan = plan_to_solve(job.spec, planning.profile, services.gpu_window, findings, lasting)
         except (InvalidFieldError, PipelineError):  # which planning says

@@ -107,7 +107,7 @@ def complete_steps(
 def _instruction_times(detail: StepDetail) -> _Ran:
     return tuple(
         StageInstructionTimes(kind, microbatch, chunk, received_s, computed_s)
-        for kind, microbatch, chunk, _, computed_s, received_s, _ in detail.instructions or ()
+        for kind, microbatch, chunk, _, computed_s, received_s, *_ in detail.instructions or ()
     )
 
 

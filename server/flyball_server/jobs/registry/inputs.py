@@ -7,6 +7,7 @@ from dataclasses import replace
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.jobs.errors import InvalidFieldError
 from flyball_server.jobs.job_state import JobInput
+from flyball_server.jobs.loop_state import WorkModel
 from flyball_server.jobs.registry.inspection import JobSummary, require_job, summarise
 from flyball_server.jobs.registry.spec_checks import check_spec
 from flyball_server.jobs.services import JobServices
@@ -34,7 +35,8 @@ def put_profile(services: JobServices, job_id: str, profile: StageProfile) -> Jo
             writer.save_profile(job_id, profile)
             # They were measured against the profile before.
             found = writer.find_loop_state(job_id)
-            writer.save_loop_state(found.evolve(detected=(), drifts=()))
+            work = None if found.work is None else WorkModel()
+            writer.save_loop_state(found.evolve(detected=(), drifts=(), work=work))
             job = job.with_change(JobInput.PROFILE)
             writer.save_job(job)
         else:

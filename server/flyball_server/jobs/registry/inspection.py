@@ -144,12 +144,13 @@ def summarise(reader: JobReader, job: JobRecord) -> JobSummary:
 
 def notes(services: JobServices, summary: JobSummary) -> tuple[str, ...]:
     """Return a readable line for each pending condition or anomaly of the job."""
-    findings, delays = summary.findings, summary.findings.delays
+    findings = summary.findings
+    work_note = findings.lasting.work_note
     of_plan = [
         found.text for found in (findings.missed, findings.order_advice) if found is not None
     ]
     of_plan += shape_notes(summary)
-    of_plan += [] if delays is None or delays.work_note is None else [delays.work_note]
+    of_plan += [] if work_note is None else [work_note]
     of_job = job_notes(
         summary.job,
         summary.ranks,

@@ -15,7 +15,7 @@ from datetime import datetime
 
 from flyball_pipeline.errors import PipelineError
 from flyball_pipeline.instruction import InstructionKind
-from flyball_pipeline.retiming import MAX_INSTRUCTIONS as MOST_RETIMED
+from flyball_pipeline.retiming import StepReserve
 from flyball_pipeline.step_curves import ClockPoint
 from flyball_profiles.stage_profile import OperatingPoint, StageProfile
 from flyball_server.jobs.errors import (
@@ -26,7 +26,13 @@ from flyball_server.jobs.errors import (
     UnknownJobError,
     UnknownRankError,
 )
-from flyball_server.jobs.loop_state import PlanningInputs
+from flyball_server.jobs.loop_state import PlanningInputs, WorkModel
+from flyball_server.jobs.measurements.announced_work import (
+    change_delays,
+    coefficients_of,
+    deadline_ratio,
+    no_step_plans,
+)
 from flyball_server.jobs.measurements.timed_steps import is_timed, num_timed_steps
 from flyball_server.jobs.records import JobRecord, PlanRecord, RankRecord, identity_of
 from flyball_server.jobs.registry.inspection import newest_version, require_plan
@@ -116,22 +122,30 @@ def planned_times_s(
     return times_s
 
 
-def pipeline_part(plan: Plan, rank: RankRecord, profile: StageProfile) -> RankPipeline | None:
+def pipeline_part(
+    plan: Plan, rank: RankRecord, profile: StageProfile, work: WorkModel
+) -> RankPipeline | None:
     """Return a rank's pipeline, from which the clocks of single steps are chosen.
+
+    Args:
+        plan: the plan.
+        rank: the rank.
+        profile: the job's profile.
+        work: announced work of the job.
 
     Returns:
         None where its steps get no plans of their own: it never flushes, the profile is not the
         plan's, or ranks do not take a part as large.
     """
     pipeline = plan.pipeline_of(rank.dp_rank)
-    num_instructions = sum(map(len, pipeline.stages))
-    if plan.is_probe or plan.weight_versions is not None or num_instructions > MOST_RETIMED:
+    if plan.is_probe or no_step_plans(plan) is not None:
         return None
     try:
         model = planned_models(profile, plan)[plan.pipelines.index(pipeline)][0]
     except PipelineError:
         return None
     places, place_of_node = model.dag.alike
+    coefficients = coefficients_of(work)
     points_of = dict(zip(place_of_node, model.points, strict=True))
     part = packed_pipeline(
         model.schedule,
@@ -146,6 +160,10 @@ def pipeline_part(plan: Plan, rank: RankRecord, profile: StageProfile) -> RankPi
         waiting_power_w=model.stage_blocking_power_w,
         tail_s=plan.tail_s,
         transfer_s=plan.transfer_s,
+        coefficients=coefficients if coefficients.keys() >= set(places) else None,
+        deadline_ratio=deadline_ratio(plan),
+        reserve=StepReserve(*work.reserve),
+        delays=change_delays(plan, work),
     )
     num_bytes = part.most_bytes + _most_bytes(plan, pipeline, rank.stage, 0)
     return part if num_bytes <= MAX_PART_BYTES else None
@@ -311,8 +329,6 @@ def part_of(
     rank: RankRecord,
     profile: StageProfile | None,
     planned_inputs: PlanningInputs,
-    *,
-    has_step_plans: bool = False,
 ) -> RankPlan:
     """Return this rank's part of a version.
 
@@ -320,9 +336,10 @@ def part_of(
         plan: the version.
         rank: the rank.
         profile: the job's profile; None: none is known.
-        planned_inputs: inputs of the version's planning.
-        has_step_plans: true if steps get clocks of their own, for which ranks need the pipeline.
+        planned_inputs: inputs of the version's planning; where steps get clocks of their own, its
+            announced work.
     """
+    work = planned_inputs.step_work
     instructions = rank_instructions(plan.plan, rank)
     return rank_plan(
         [(str(kind), number, clock_mhz, chunk) for kind, number, clock_mhz, chunk in instructions],
@@ -334,10 +351,12 @@ def part_of(
         first_step=plan.first_step,
         predicted_iteration_time_s=plan.plan.iteration_time_s,
         measurement_detail=plan.measurement_detail,
-        num_timed_steps=num_timed_steps(plan.plan) if is_timed(plan.plan, rank) else 0,
+        num_timed_steps=num_timed_steps(plan.plan, work) if is_timed(plan.plan, rank) else 0,
         plan_id=plan.plan_id,
         requests=rank_requests(plan.plan, rank),
-        pipeline=pipeline_part(plan.plan, rank, profile) if has_step_plans and profile else None,
+        pipeline=pipeline_part(plan.plan, rank, profile, work)
+        if work is not None and profile is not None
+        else None,
     )
 
 

@@ -13,7 +13,7 @@ from flyball_profiles.clock_transitions import ClockTransitions
 from flyball_profiles.gpu_windows import MEASURE_BLOCKING_POWER, GpuTableError, GpuWindow
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.jobs.errors import InvalidFieldError
-from flyball_server.jobs.loop_state import JobLoopState, MeasuredDelays, PlanningInputs
+from flyball_server.jobs.loop_state import JobLoopState, MeasuredDelays, PlanningInputs, WorkModel
 from flyball_server.planning.planner import PlanRequest
 from flyball_server.planning.request_options import (
     DEFAULT_RECONFIGURE_GRANULARITY_MHZ,
@@ -63,6 +63,8 @@ class PlanToSolve:
     profile: str
     #: Jitter of the instructions, for a profile that has none; 0: not measured.
     jitter: float = 0.0
+    #: Announced work that steps' own plans are made from, in each rank; None: they get none.
+    work: WorkModel | None = None
     slowdowns: tuple[Slowdown, ...] = ()
     #: Number of data-parallel pipelines where slowdowns may differ between them, else 1.
     num_pipelines: int = 1
@@ -143,7 +145,7 @@ def plan_to_solve(
         reconfigure=Reconfigure.DEFAULT if is_measured else spec.reconfiguration,
         target=inputs.target or spec.target,
     )
-    if delays is not None and delays.work:
+    if delays is not None and delays.work and inputs.step_work is None:
         options = _for_differing_steps(options)
     granularity_mhz = DEFAULT_RECONFIGURE_GRANULARITY_MHZ
     return PlanToSolve(
@@ -154,6 +156,7 @@ def plan_to_solve(
         ),
         profile=profile,
         jitter=0.0 if delays is None else delays.jitter,
+        work=inputs.step_work,
         measurement_detail=_measurement_detail(spec, is_measured=is_measured),
     )
 

@@ -116,13 +116,11 @@ def planning_inputs(findings: JobLoopState, now: datetime) -> PlanningInputs:
     target = None
     if findings.timetable is not None:
         target = target_at(findings.timetable, "", now) or None
-    return PlanningInputs(
+    return replace(
+        findings.lasting,
         target=target,
         rank_slowdowns=slowdowns_at(findings, now.timestamp()),
         stage_slowdowns=findings.drifts,
-        delays=findings.delays,
-        gpus_at_once=findings.gpus_at_once,
-        gpus_in_node=findings.gpus_in_node,
     )
 
 

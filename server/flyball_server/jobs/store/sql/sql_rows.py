@@ -296,20 +296,24 @@ def detail_values(detail: StepDetail) -> dict[str, Any]:
         "job_id": detail.job_id,
         "step": detail.step,
         "rank": detail.rank,
-        "document": json.dumps([detail.by_clock, detail.instructions]),
+        "document": json.dumps(
+            [detail.by_clock, detail.instructions, detail.work, detail.step_plan]
+        ),
     }
 
 
 def detail_of(row: Row[Any], job_id: str) -> StepDetail:
     """Return the details of a row of the job with this name."""
-    document = cast("tuple[Any, Any]", _with_tuples(json.loads(row.document)))
-    by_clock, instructions = document
+    document = cast("tuple[Any, Any, Any, Any]", _with_tuples(json.loads(row.document)))
+    by_clock, instructions, work, step_plan = document
     return StepDetail(
         job_id=job_id,
         rank=row.rank,
         step=row.step,
         by_clock=by_clock,
         instructions=instructions,
+        work=work,
+        step_plan=step_plan,
     )
 
 

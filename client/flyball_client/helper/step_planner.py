@@ -1,0 +1,227 @@
+"""Thread of the helper that plans single steps from the pipelines of a rank's versions."""
+
+from __future__ import annotations
+
+import logging
+import math
+from queue import SimpleQueue
+
+from flyball_client.helper.planner_calls import PlannerThread
+from flyball_client.session.active_plan import given_mhz
+from flyball_client.steps.agreement import Coupling
+from flyball_client.steps.step_plans import AsksForSteps, StepDeadlines, StepLoad, StepPlan
+from flyball_pipeline.clock_rounding import ChangeDelays
+from flyball_pipeline.dag import DependencyDag
+from flyball_pipeline.errors import PipelineError
+from flyball_pipeline.instruction import InstructionKind
+from flyball_pipeline.retiming import RetimedPipeline, StepReserve, own_times, retime
+from flyball_pipeline.work import WorkCoefficients, work_factors
+from flyball_wire.errors import CodecError
+from flyball_wire.plans.rank_pipeline import unpacked_pipeline
+from flyball_wire.plans.rank_plan import RankPipeline, RankPlan
+
+_logger = logging.getLogger(__name__)
+
+# Versions whose pipelines are kept: in force, awaited, and those of other numbers of microbatches.
+_MAX_KEPT = 6
+_BACKWARDS = (InstructionKind.BACKWARD, InstructionKind.BACKWARD_INPUT)
+
+
+class StepPlanner(PlannerThread):
+    """Times and plans of a rank's steps, one after the other.
+
+    Args:
+        rank: The rank that asks.
+        name: Job and rank, for the log.
+        coupling: Where its data-parallel ranks wait for each other.
+        supported_mhz: SM clocks of its GPU, MHz; empty: not known.
+    """
+
+    def __init__(
+        self, rank: AsksForSteps, name: str, coupling: Coupling, supported_mhz: tuple[int, ...]
+    ) -> None:
+        super().__init__("flyball-steps", f"{name}: steps get no plans of their own any more")
+        self._rank, self._name = rank, name
+        self._coupling: Coupling = coupling
+        self._supported_mhz = supported_mhz
+        self._asked: SimpleQueue[StepLoad | StepDeadlines | None] = SimpleQueue()
+        self._kept: dict[int, RankPlan] = {}
+        self._pipeline: StepPipeline | None = None
+        self._load: tuple[StepLoad, StepPipeline, list[float]] | None = None
+
+    def keep(self, plan: RankPlan) -> None:
+        """Keep a version that has a pipeline."""
+        kept = {version: each for version, each in self._kept.items() if version != plan.version}
+        # Replaced in one store: the thread reads it.
+        self._kept = dict([*kept.items(), (plan.version, plan)][-_MAX_KEPT:])
+
+    def ask(self, question: StepLoad | StepDeadlines) -> None:
+        """Answer through the rank's `step_timed`, or `step_planned`."""
+        self._asked.put(question)
+
+    def stop(self, timeout_s: float = 0.0) -> None:
+        """Stop the thread, and wait at most `timeout_s` for an answer in progress."""
+        self._stopping.set()
+        self._asked.put(None)
+        super().stop(timeout_s)
+
+    def _run(self) -> None:
+        while (question := self._asked.get()) is not None and not self._stopping.is_set():
+            if isinstance(question, StepLoad):
+                self._rank.step_timed(question.step, self._times_s(question))
+            else:
+                self._rank.step_planned(self._plan(question))
+
+    def _times_s(self, load: StepLoad) -> tuple[float, ...]:
+        self._load = None
+        try:
+            pipeline = self._pipeline_of(load.version)
+            factors = None if pipeline is None else pipeline.factors(load)
+            if pipeline is None or factors is None:
+                return ()
+            self._load = load, pipeline, factors
+            return own_times(pipeline.retimed, factors)
+        except (PipelineError, CodecError) as error:
+            _logger.warning("%s: step %d has no plan of its own: %s", self._name, load.step, error)
+            return ()
+
+    def _plan(self, deadlines: StepDeadlines) -> StepPlan:
+        if self._load is None or self._load[0].step != deadlines.step:
+            return StepPlan(deadlines.step)
+        _, pipeline, factors = self._load
+        try:
+            return pipeline.plan(deadlines, factors)
+        except PipelineError as error:
+            _logger.warning(
+                "%s: step %d has no plan of its own: %s", self._name, deadlines.step, error
+            )
+            return StepPlan(deadlines.step)
+
+    def _pipeline_of(self, version: int) -> StepPipeline | None:
+        plan = self._kept.get(version)
+        if plan is None:
+            return None
+        if self._pipeline is None or self._pipeline.rank_plan is not plan:
+            self._pipeline = StepPipeline(
+                plan, coupling=self._coupling, supported_mhz=self._supported_mhz
+            )
+        return self._pipeline
+
+
+class StepPipeline:
+    """A version's pipeline, for the steps of one of its ranks.
+
+    Args:
+        rank_plan: The rank's part of the version, with its pipeline.
+        coupling: Where data-parallel ranks wait for each other.
+        supported_mhz: SM clocks of the rank's GPU, MHz; empty: not known.
+
+    Raises:
+        CodecError: There is no pipeline, or not that of the rank's instructions.
+        PipelineError: Its steps get no plans of their own.
+    """
+
+    def __init__(
+        self, rank_plan: RankPlan, *, coupling: Coupling, supported_mhz: tuple[int, ...]
+    ) -> None:
+        part = rank_plan.pipeline
+        if part is None:
+            raise CodecError(f"plan version {rank_plan.version} has no pipeline")
+        self.rank_plan = rank_plan
+        self._part, self._stage = part, rank_plan.stage
+        dag, points, plan_mhz = unpacked_pipeline(part)
+        self._dag, self._points = dag, points
+        self._own = [node for node, stage in enumerate(dag.stage) if stage == rank_plan.stage]
+        own = [tuple(dag.instruction[node]) for node in self._own]
+        if own != [(rank_plan.kinds[kind], *rest) for kind, *rest, _ in rank_plan.instructions]:
+            raise CodecError(f"plan version {rank_plan.version}: its pipeline has another order")
+        self._coefficients = _coefficients(part)
+        self.retimed = RetimedPipeline(
+            dag=dag,
+            points=points,
+            waiting_power_w=part.waiting_power_w,
+            meeting=_meetings(dag, coupling),
+            plan_mhz=plan_mhz,
+            delays=_delays(part),
+        )
+        clocks_mhz = self.retimed.clocks_mhz
+        self._given_mhz = dict(
+            zip(clocks_mhz, given_mhz(clocks_mhz, supported_mhz or clocks_mhz), strict=True)
+        )
+
+    def factors(self, load: StepLoad) -> list[float] | None:
+        """Return per node its time in the step over the planned one; None: not known."""
+        return work_factors(self._dag, load.work, self._coefficients, load.slowness)
+
+    def plan(self, deadlines: StepDeadlines, factors: list[float]) -> StepPlan:
+        """Return the plan of a step.
+
+        Raises:
+            PipelineError: The deadlines do not fit the pipeline.
+        """
+        part = self._part
+        own_s = own_times(self.retimed, factors)
+        deadlines_s = [part.deadline_ratio * time_s for time_s in deadlines.greatest_s]
+        clocks_mhz = retime(
+            self.retimed,
+            factors,
+            deadlines_s,
+            in_force_mhz=deadlines.in_force_mhz,
+            reserve=StepReserve(*part.reserve),
+        )
+        power_w = part.waiting_power_w[self._stage]
+        planned_s: list[float] = []
+        saved_j: list[float] = []
+        for node in self._own:
+            points = self._points[node]
+            ran = next(point for point in points if point.clock_mhz == clocks_mhz[node])
+            highest = max(points)
+            factor = factors[node]
+            planned_s.append(factor * ran.time_s)
+            saved_j.append(
+                factor * (highest.energy_j - ran.energy_j - power_w * (highest.time_s - ran.time_s))
+            )
+        return StepPlan(
+            step=deadlines.step,
+            clocks_mhz=tuple(self._given_mhz[clocks_mhz[node]] for node in self._own),
+            slack=max(0.0, 1 - math.fsum(own_s) / math.fsum(deadlines_s)),
+            planned_s=math.fsum(planned_s),
+            saved_j=math.fsum(saved_j),
+        )
+
+
+def _delays(part: RankPipeline) -> ChangeDelays | None:
+    if part.change_delays_s is None:
+        return None
+    up_s, down_s = part.change_delays_s
+    return ChangeDelays(up_s=up_s, down_s=down_s)
+
+
+def _coefficients(part: RankPipeline) -> dict[tuple[int, InstructionKind, int], WorkCoefficients]:
+    kinds = [InstructionKind(kind) for kind in part.kinds]
+    places = [(stage, kinds[kind], chunk) for stage, kind, chunk in part.groups]
+    return dict(zip(places, (WorkCoefficients(*each) for each in part.coefficients), strict=False))
+
+
+def _meetings(dag: DependencyDag, coupling: Coupling) -> list[int]:
+    """Return per node the meeting that ends its segment; empty: one at the step's end.
+
+    Raises:
+        PipelineError: It is not known where ranks wait for each other.
+    """
+    if coupling == "step":
+        return []
+    if coupling == "unknown" or max(dag.stage):
+        raise PipelineError(
+            "it is not known where its ranks wait for each other"
+            if coupling == "unknown"
+            else "ranks of a pipeline that wait for each other within a step are not planned",
+            field="coupling",
+        )
+    meetings: list[int] = []
+    number = 0
+    for instruction in dag.instruction:
+        meetings.append(number)
+        number += coupling == "instruction" or instruction.kind in _BACKWARDS
+    # What follows the last meeting within the step belongs to its end.
+    return [min(each, max(number - 1, 0)) for each in meetings]

@@ -1,0 +1,92 @@
+"""Steps of a session whose work is announced, and of one that announces nothing."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+from flyball_client.session.plan_cursor import CompiledPlan, PlanCursor
+from flyball_client.session.planner_link import PlannerLink
+from flyball_client.steps.agreement import AloneAgreement, Coupling, StepAgreement
+from flyball_client.steps.step_exchange import StepExchange
+from flyball_pipeline.work import StepWork
+from flyball_wire.messages import StepPlanReport
+
+_logger = logging.getLogger(__name__)
+
+
+class AnnouncedSteps:
+    """A session's steps: without effect until `plan` is called.
+
+    Args:
+        stage: Stage of the rank.
+        rank_name: Job and rank, for the log.
+        link: Link to the planner; None: there is none, and no step has a plan.
+    """
+
+    def __init__(self, stage: int, rank_name: str, link: PlannerLink | None) -> None:
+        self._stage, self._rank_name, self._link = stage, rank_name, link
+        self._exchange: StepExchange | None = None
+        self._has_logged = False
+
+    def plan(self, agreement: StepAgreement | None, coupling: Coupling, *, first_step: int) -> None:
+        """Take part in one exchange for each step from `first_step` on, once `start` is called."""
+        link = self._link
+        self._exchange = StepExchange(
+            agreement or AloneAgreement(),
+            ask=(lambda question: None) if link is None else link.ask,
+            first_step=first_step,
+            stage=self._stage,
+            rank_name=self._rank_name,
+        )
+        if link is not None:
+            link.plan_steps(self._exchange, coupling)
+
+    def start(self) -> None:
+        """Start the exchanges."""
+        if self._exchange is not None:
+            self._exchange.start()
+
+    def close(self) -> None:
+        """End the exchanges."""
+        if self._exchange is not None:
+            self._exchange.close()
+
+    def announce(
+        self, step: int, work: Sequence[float | Sequence[float]], slowest_s: float | None
+    ) -> None:
+        """Announce a step's work; what cannot be used is logged once."""
+        if self._exchange is not None:
+            self._exchange.announce(step, work, slowest_s)
+        elif not self._has_logged:
+            self._has_logged = True
+            _logger.warning("%s: announced work is not used without plan_steps", self._rank_name)
+
+    def clocks(self, plan: CompiledPlan, step: int) -> tuple[int, ...]:
+        """Return the step's own clocks, or the highest, MHz."""
+        return plan.highest_mhz if self._exchange is None else self._exchange.clocks(plan, step)
+
+    def begin(self, step: int, following: CompiledPlan | None, cursor: PlanCursor | None) -> None:
+        """Note that a step has begun.
+
+        Args:
+            step: Number of the step.
+            following: Plan of the step after it, as far as known; None: none.
+            cursor: Cursor in its own plan; None: it has none.
+        """
+        if self._exchange is None:
+            return
+        has_plans = following is not None and following.has_step_plans
+        self._exchange.begin(
+            step,
+            next_version=following.version if has_plans and following is not None else None,
+            last_mhz=0 if cursor is None else cursor.clocks_mhz[len(cursor.plan.kinds) - 1],
+        )
+
+    def end(
+        self, step: int, version: int | None, computed_s: Callable[[], float]
+    ) -> tuple[StepWork | None, StepPlanReport | None]:
+        """Return the work of a step that has run, and its own plan; see StepExchange."""
+        if self._exchange is None:
+            return None, None
+        return self._exchange.end(step, version, computed_s)

@@ -1,0 +1,1 @@
+"""Steps that differ: announced work, agreement of the ranks, each step's own clocks."""

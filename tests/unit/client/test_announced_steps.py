@@ -1,0 +1,179 @@
+"""A session whose steps are announced: hooks, helper and measurements, one rank alone."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+import pytest
+from tests.planner.hostile import hostile_planner
+from tests.unit.client.memory_planner import MemoryPlanner, SessionMaker
+from tests.unit.client.recording_gpu import RESET, RecordingGpu
+from tests.unit.client.step_parts import HEAVY, LIGHT, part_of_stage
+from tests.unit.client.test_rank_session import run_until_active, wait_until
+from tests.unit.client.test_session_and_served_planner import served
+
+from flyball_client.api.planner_client import PlannerClient
+from flyball_client.helper.link import _Shared
+from flyball_client.session.rank_session import RankSession
+from flyball_wire.messages import StepMeasurement
+
+Work = list[list[int]]
+PART = part_of_stage(0, 1, deadline_ratio=1.25)
+ROWS = [(PART.kinds[kind], microbatch) for kind, microbatch, *_ in PART.instructions]
+
+
+def publish(planner: MemoryPlanner) -> int:
+    """Publish a version whose steps have plans of their own, from step 0 on."""
+    rows = [(kind, microbatch, 1400) for kind, microbatch in ROWS]
+    version = planner.publish(*rows, pipeline=PART.pipeline)
+    planner.name_first_step(version, 0)
+    return version
+
+
+def run_step(session: RankSession, next_work: Work | None = None) -> None:
+    """Run a step that is long enough for the next one's exchange, where that has work."""
+    session.on_step_begin()
+    if next_work is not None:
+        session.announce_step(next_work)
+        time.sleep(0.02)
+    for kind, microbatch in ROWS:
+        session.on_instruction_begin(kind, microbatch=microbatch)
+        session.on_instruction_end(kind, microbatch=microbatch)
+    session.on_step_end()
+
+
+def train_until(
+    session: RankSession, works: Callable[[int], Work], is_so: Callable[[], bool]
+) -> None:
+    give_up_s = time.monotonic() + 30.0
+    while not is_so():
+        assert time.monotonic() < give_up_s
+        run_step(session, works(session.current_step))
+
+
+def with_plan(planner: MemoryPlanner) -> list[StepMeasurement]:
+    return [each for each in planner.measurements.values() if each.step_plan is not None]
+
+
+@contextmanager
+def network(planner: MemoryPlanner) -> Iterator[PlannerClient]:
+    """A client whose calls the helper process makes."""
+    with (
+        hostile_planner(lambda _, request: served(planner, request)) as server,
+        PlannerClient(server.url) as client,
+    ):
+        yield client
+
+
+@contextmanager
+def no_network(planner: MemoryPlanner) -> Iterator[PlannerClient]:
+    """A client whose calls threads of this process make."""
+    yield planner.client()
+
+
+@pytest.mark.parametrize("connected", [no_network, pytest.param(network, marks=pytest.mark.slow)])
+def test_a_light_step_runs_at_lower_clocks_than_a_heavy_one_and_says_so(
+    connected: Callable[[MemoryPlanner], Iterable[PlannerClient]],
+    gpu: RecordingGpu,
+    make_session: SessionMaker,
+) -> None:
+    planner = MemoryPlanner()
+    with connected(planner) as client:  # type: ignore[attr-defined]
+        session = make_session(gpu, planner=client)
+        session.plan_steps()
+        session.start()
+        publish(planner)
+        train_until(
+            session,
+            lambda step: LIGHT if step % 2 else HEAVY,
+            lambda: len(with_plan(planner)) >= 6,
+        )
+        metrics = session.metrics(prefix="")
+        session.close()
+    assert metrics["total_num_steps_with_own_plan"] >= 6
+    assert metrics["total_planned_saving_j"] > 0
+    assert gpu.told[-1] == RESET
+    assert {900, 1200} & set(gpu.told)
+    for each in with_plan(planner):
+        assert each.work is not None
+        assert each.step_plan is not None
+        slack, lowest_mhz, highest_mhz, saved_j = each.step_plan
+        assert slack == pytest.approx(0.2)
+        assert lowest_mhz in {900, 1200}
+        assert lowest_mhz <= highest_mhz <= 1400
+        assert saved_j > 0
+    # The first steps, which had no plan yet, have work all the same.
+    assert planner.measurements[1].work is not None
+
+
+@pytest.mark.slow
+def test_a_helper_that_is_killed_plans_steps_again_once_it_is_back(
+    gpu: RecordingGpu, make_session: SessionMaker
+) -> None:
+    planner = MemoryPlanner()
+    with network(planner) as client:
+        session = make_session(gpu, planner=client)
+        session.plan_steps()
+        session.start()
+        publish(planner)
+        train_until(session, lambda _: LIGHT, lambda: len(with_plan(planner)) >= 3)
+        link = _Shared.link
+        assert link is not None
+        assert link._process is not None
+        os.kill(link._process._pid, signal.SIGKILL)
+        killed_at = session.current_step
+        train_until(
+            session,
+            lambda _: LIGHT,
+            lambda: sum(each.step > killed_at + 5 for each in with_plan(planner)) >= 3,
+        )
+        session.close()
+
+
+def test_a_step_without_work_runs_at_the_highest_clocks(
+    planner: MemoryPlanner, gpu: RecordingGpu, make_session: SessionMaker
+) -> None:
+    session = make_session(gpu)
+    session.plan_steps()
+    session.start()
+    rows = [(kind, microbatch, 1200) for kind, microbatch in ROWS]
+    planner.name_first_step(planner.publish(*rows, pipeline=PART.pipeline), 0)
+    run_until_active(session, planner, 1)
+    told = len(gpu.told)
+    run_step(session)
+    assert set(gpu.told[told:]) <= {1400}
+    assert gpu.told[-1] == 1400
+
+
+def test_a_rank_that_plans_no_steps_runs_a_plan_for_them_at_the_highest_clocks(
+    planner: MemoryPlanner, gpu: RecordingGpu, make_session: SessionMaker
+) -> None:
+    session = make_session(gpu)
+    session.start()
+    rows = [(kind, microbatch, 1200) for kind, microbatch in ROWS]
+    planner.name_first_step(planner.publish(*rows, pipeline=PART.pipeline), 0)
+    run_until_active(session, planner, 1)
+    session.announce_step(LIGHT)
+    run_step(session)
+    assert gpu.told[-1] == 1400
+
+
+def test_work_is_announced_before_the_session_starts_and_not_after_its_end(
+    planner: MemoryPlanner, gpu: RecordingGpu, make_session: SessionMaker
+) -> None:
+    session = make_session(gpu)
+    session.plan_steps()
+    session.announce_step(LIGHT)
+    session.start()
+    with pytest.raises(RuntimeError, match="before the session starts"):
+        session.plan_steps()
+    time.sleep(0.05)
+    run_step(session)
+    wait_until(planner, lambda: 0 in planner.measurements)
+    session.close()
+    session.announce_step(LIGHT)
+    assert planner.measurements[0].work is not None

@@ -1,0 +1,356 @@
+"""Jobs that announce the work of their steps: factors, and plans of steps from them."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from statistics import fmean
+from typing import Any
+
+import pytest
+from tests.planner.samples import MOMENT, frequency_plan, job_spec
+from tests.planner.stores import opened_store
+from tests.planner.use_cases import put_profile, register_job
+from tests.planner.working_ranks import Lengths, WorkingRanks
+
+from flyball_pipeline.retiming import MAX_INSTRUCTIONS
+from flyball_pipeline.work import WorkCoefficients, step_work
+from flyball_profiles.stage_profile import StageProfile
+from flyball_profiles.stage_profile_csv import parse_stage_profile
+from flyball_server.jobs.findings.delays import DelayReconciler
+from flyball_server.jobs.loop_state import JobLoopState, PlanningInputs, WorkModel
+from flyball_server.jobs.measurements.announced_work import following, no_step_plans
+from flyball_server.jobs.measurements.timed_steps import MOST_TIMED_STEPS
+from flyball_server.jobs.reconcile.plans import PlanReconciler
+from flyball_server.jobs.registry.inspection import get_job, get_plan, notes
+from flyball_server.jobs.services import JobServices
+
+NUM_STAGES, NUM_MICROBATCHES, NUM_PIPELINES = 2, 6, 3
+TRUE = {
+    (0, "forward"): WorkCoefficients(0.10, 2.0e-4, 1.0e-8),
+    (0, "backward"): WorkCoefficients(0.05, 2.1e-4, 1.2e-8),
+    (1, "forward"): WorkCoefficients(0.00, 2.4e-4, 0.8e-8),
+    (1, "backward"): WorkCoefficients(0.20, 1.6e-4, 1.5e-8),
+}
+
+
+def profile(num_stages: int = NUM_STAGES) -> StageProfile:
+    """Forward 0.05 s and backward 0.1 s at 1400 MHz; slow clocks save."""
+    rows = (
+        f"{stage},{kind},{mhz},{time_s * 1400 / mhz:.6f},{300 * time_s * (mhz / 1400) ** 1.5:.4f}"
+        for stage in range(num_stages)
+        for kind, time_s in (("forward", 0.05), ("backward", 0.1))
+        for mhz in range(1400, 900, -50)
+    )
+    return parse_stage_profile("stage,instruction,frequency,time,energy\n" + "\n".join(rows))
+
+
+def lengths_of(chance: random.Random, num_microbatches: int = NUM_MICROBATCHES) -> Lengths:
+    """Two sequences a microbatch, of some 4000 tokens together."""
+    return [[chance.lognormvariate(7.5, 0.4) for _ in range(2)] for _ in range(num_microbatches)]
+
+
+@pytest.fixture
+def services() -> JobServices:
+    return JobServices(store=opened_store(), notify_pollers=lambda _: None, now=lambda: MOMENT)
+
+
+def job(services: JobServices, changes: dict[str, Any] | None = None, **ranks: Any) -> WorkingRanks:  # noqa: ANN401
+    """A job of two stages and three pipelines, whose first version all ranks have taken."""
+    spec = {
+        "num_stages": NUM_STAGES,
+        "num_microbatches": NUM_MICROBATCHES,
+        "num_ranks": NUM_STAGES * NUM_PIPELINES,
+        "effort": "low",
+        "reserve": 0.0,
+    }
+    register_job(services, "job", job_spec(**spec | (changes or {})))
+    of_ranks: dict[str, Any] = {
+        "num_pipelines": NUM_PIPELINES,
+        "num_stages": NUM_STAGES,
+        "profile": profile(),
+        "true": TRUE,
+        "draw": lengths_of,
+    }
+    working = WorkingRanks(services=services, **of_ranks | ranks)
+    working.register()
+    put_profile(services, "job", profile(working.num_stages))
+    working.take()
+    return working
+
+
+def loop_state(services: JobServices) -> JobLoopState:
+    with services.store.reading() as reader:
+        return reader.find_loop_state("job")
+
+
+def work_of(services: JobServices) -> WorkModel | None:
+    return loop_state(services).work
+
+
+def reconciled(services: JobServices) -> None:
+    """Measure the newest steps, and plan for what they say."""
+    DelayReconciler()(services, "job")
+    PlanReconciler()(services, "job")
+
+
+def measured(working: WorkingRanks, num_steps: int = MOST_TIMED_STEPS + 1) -> int:
+    """Run so many steps, have them measured, and take what is new; the version in force."""
+    before = working.newest
+    working.run(num_steps)
+    reconciled(working.services)
+    return working.take() if working.newest > before else before
+
+
+def test_announced_lengths_give_each_step_a_plan_of_its_own(services: JobServices) -> None:
+    working = job(services)
+    assert all(part.pipeline is None for part in working.parts.values())
+    assert measured(working) == 2
+    part = working.parts[0].pipeline
+    assert part is not None
+    known = work_of(services)
+    assert known is not None
+    found = dict(zip(known.places, part.coefficients, strict=True))
+    for (stage, kind), true in TRUE.items():
+        assert found[stage, kind, 0] == pytest.approx(true, rel=0.01, abs=1e-9)
+    assert known.error < 0.001
+    assert part.reserve == (0.0, 0.0)
+    assert part.deadline_ratio == 1.0
+    steps = working.run(20)
+    assert len({mhz for step in steps for mhz in step.clocks_mhz}) > 3
+    for step in steps:
+        assert step.time_s <= step.highest_s * (1 + 1e-3)
+    saved = 1 - sum(step.energy_j for step in steps) / sum(step.highest_j for step in steps)
+    assert saved > 0.08
+    # What these steps say is the same, although each ran at clocks of its own.
+    assert measured(working, 1) == 2
+    assert work_of(services) == known
+
+
+def test_a_job_that_announces_is_not_held_at_the_highest_clocks(services: JobServices) -> None:
+    working = job(services, announced=lambda _: None)
+    assert measured(working) == 2
+    assert get_plan(services, "job", 2).plan.policy == "baseline"
+    (note,) = [each for each in notes(services, get_job(services, "job")) if "differ" in each]
+    assert "announce the work of each step" in note
+    # It begins to: measured at the highest clocks, and then each step has a plan.
+    working.run(3)
+    assert measured(working, 14) == 2
+    working.announced = step_work
+    working.run(1)
+    reconciled(services)
+    working.take()
+    assert working.newest == 3
+    part = working.parts[0].pipeline
+    assert part is not None
+    assert part.coefficients == ()
+    assert [step.clocks_mhz for step in working.run(3)] == [{1400}] * 3
+    (note,) = [each for each in notes(services, get_job(services, "job")) if "work" in each]
+    assert "is being measured" in note
+    assert measured(working, 15) == 4
+    part = working.parts[0].pipeline
+    assert part is not None
+    assert len(part.coefficients) == 4
+    assert get_plan(services, "job", 4).plan.policy == "frontier"
+    assert notes(services, get_job(services, "job")) == ()
+
+
+def test_errors_that_microbatches_share_get_a_reserve(services: JobServices) -> None:
+    working = job(services, error=0.015)
+    measured(working)
+    part = working.parts[0].pipeline
+    assert part is not None
+    assert 0.01 < part.reserve[0] < 0.035
+    steps = working.run(40)
+    longer = fmean(step.time_s / step.highest_s - 1 for step in steps)
+    assert longer < 0.002
+
+
+def test_errors_above_the_limit_end_step_plans_with_a_note(services: JobServices) -> None:
+    working = job(services, error=0.1)
+    assert measured(working) == 2
+    assert working.parts[0].pipeline is None
+    known = work_of(services)
+    assert known is not None
+    assert known.problem is not None
+    (note,) = [each for each in notes(services, get_job(services, "job")) if "work" in each]
+    assert "at most 3 % are allowed (max_work_error)" in note
+    assert get_plan(services, "job", 2).plan.policy == "baseline"
+
+
+def test_orders_that_never_flush_and_large_pipelines_have_none_with_a_note() -> None:
+    plan = frequency_plan()
+    assert no_step_plans(plan) is None
+    periodic = replace(plan, schedule="pipedream", weight_versions=(2, 1))
+    assert no_step_plans(periodic) == "the order pipedream never flushes, so it has no steps"
+    ((pipeline,), num) = plan.pipelines, MAX_INSTRUCTIONS // sum(map(len, plan.stages)) + 1
+    large = replace(pipeline, stages=tuple(stage * num for stage in pipeline.stages))
+    found = no_step_plans(replace(plan, pipelines=(large,)))
+    assert found is not None
+    assert "ranks choose clocks of at most 33000 in time" in found
+    inputs = PlanningInputs(work=WorkModel(problem=found))
+    assert inputs.step_work is None
+    assert inputs.work_note is not None
+    assert inputs.work_note.startswith("announced work is not used, and steps get no plans of")
+
+
+def test_the_limit_of_errors_is_an_option(services: JobServices) -> None:
+    working = job(services, {"max_work_error": 0.2}, error=0.1)
+    measured(working)
+    part = working.parts[0].pipeline
+    assert part is not None
+    assert part.reserve[0] > 0.1
+
+
+def test_given_factors_need_no_coefficients(services: JobServices) -> None:
+    """All instructions of a microbatch take its factor."""
+    same = WorkCoefficients(0.0, 2.5e-4, 0.0)
+
+    def factors(lengths: Lengths) -> Any:  # noqa: ANN401
+        return step_work([2.5e-4 * sum(each) for each in lengths])
+
+    working = job(services, true=dict.fromkeys(TRUE, same), announced=factors)
+    assert measured(working) == 2
+    part = working.parts[0].pipeline
+    assert part is not None
+    assert part.coefficients == ()
+    steps = working.run(10)
+    assert all(step.time_s <= step.highest_s * (1 + 1e-9) for step in steps)
+    assert sum(step.energy_j for step in steps) < 0.95 * sum(step.highest_j for step in steps)
+
+
+def test_a_slowdown_is_granted_to_each_step(services: JobServices) -> None:
+    working = job(services, {"target": "slowdown:10%"})
+    measured(working)
+    part = working.parts[0].pipeline
+    assert part is not None
+    plan = get_plan(services, "job", 2).plan
+    assert part.deadline_ratio == pytest.approx(
+        plan.iteration_time_s / plan.predicted.baseline_iteration_time_s
+    )
+    assert 1.05 < part.deadline_ratio <= 1.1 + 1e-9
+    for step in working.run(10):
+        assert 1.0 < step.time_s / step.highest_s <= part.deadline_ratio * (1 + 1e-3)
+
+
+def test_late_changes_and_the_calls_of_a_node_are_sent(services: JobServices) -> None:
+    working = job(services, {"gpu": "a100", "gpus_in_node": 8, "gpus_at_once": 2})
+    measured(working)
+    part = working.parts[0].pipeline
+    assert part is not None
+    assert part.change_delays_s is not None
+    times = get_plan(services, "job", 2).plan.transitions
+    assert times is not None
+    up_s, down_s = part.change_delays_s
+    assert down_s == times.down_p5_s
+    assert up_s == pytest.approx(times.up_p95_s + 6 * times.call_mean_s)
+
+
+def test_one_microbatch_a_step_is_measured_in_more_steps(services: JobServices) -> None:
+    """Two ranks, each of one instruction of each kind: 24 microbatches say little."""
+    working = job(
+        services,
+        {"num_stages": 1, "num_microbatches": 1, "num_ranks": 2, "schedule": "1f1b"},
+        num_stages=1,
+        num_pipelines=2,
+        profile=profile(1),
+        draw=lambda chance: lengths_of(chance, 1),
+        error=0.01,
+    )
+    measured(working)
+    assert working.parts[0].num_timed_steps == 64
+    first = work_of(services)
+    assert first is not None
+    assert first.num_microbatches == 24
+    measured(working, 65)
+    part = working.parts[0].pipeline
+    assert part is not None
+    steps = working.run(40)
+    assert fmean(step.time_s / step.highest_s - 1 for step in steps) < 0.002
+
+
+def test_profiles_that_are_replaced_are_fitted_anew(services: JobServices) -> None:
+    working = job(services)
+    measured(working)
+    twice = profile()
+    put_profile(services, "job", parse_stage_profile(slower_csv()))
+    assert twice != profile(3)
+    working.take()
+    part = working.parts[0].pipeline
+    assert part is not None
+    assert part.coefficients == ()
+    assert [step.clocks_mhz for step in working.run(2)] == [{1400}] * 2
+
+
+def slower_csv() -> str:
+    """A profile of twice the times."""
+    rows = (
+        f"{stage},{kind},{mhz},{2 * time_s * 1400 / mhz:.6f},{600 * time_s * (mhz / 1400) ** 1.5}"
+        for stage in range(NUM_STAGES)
+        for kind, time_s in (("forward", 0.05), ("backward", 0.1))
+        for mhz in range(1400, 900, -50)
+    )
+    return "stage,instruction,frequency,time,energy\n" + "\n".join(rows)
+
+
+def test_a_job_that_ends_to_announce_follows_one_plan_again(services: JobServices) -> None:
+    working = job(services, true=dict.fromkeys(TRUE, WorkCoefficients(1.0, 0.0, 0.0)))
+    measured(working)
+    assert working.parts[0].pipeline is not None
+    working.announced = lambda _: None
+    version = working.newest
+    # Of a version without announced work; its own timed steps are over.
+    put_profile(services, "job", parse_stage_profile(slower_csv()))
+    working.profile = parse_stage_profile(slower_csv())
+    working.take()
+    assert working.newest == version + 1
+    measured(working, 18)
+    assert working.parts[0].pipeline is None
+    assert work_of(services) is None
+
+
+MODEL = WorkModel(
+    version=1,
+    num_microbatches=100,
+    places=((0, "forward", 0),),
+    coefficients=((0.0, 1e-3, 0.0),),
+    mean_work=(1000.0, 1e6),
+    shared_error=0.01,
+    reserve=(0.01, 0.0),
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_news"),
+    [
+        ({}, False),
+        ({"coefficients": ((0.0, 1.03e-3, 0.0),)}, False),
+        ({"coefficients": ((0.0, 1.05e-3, 0.0),)}, True),
+        ({"coefficients": ((0.5, 0.5e-3, 0.0),)}, False),  # as long at the mean work
+        ({"reserve": (0.019, 0.0)}, False),
+        ({"reserve": (0.021, 0.0)}, True),
+        ({"num_queued": 6}, True),
+        ({"shared_error": 0.031, "problem": "too much"}, False),
+        ({"shared_error": 0.04, "problem": "too much"}, True),
+        ({"num_microbatches": 0, "places": (), "coefficients": ()}, False),
+    ],
+)
+def test_ranks_get_new_factors_only_where_they_matter(
+    changes: dict[str, Any], is_news: bool
+) -> None:
+    after = WorkModel(**vars(MODEL) | {"version": 2} | changes)
+    found = following(MODEL, after, limit=0.03)
+    assert (found is not None) is is_news
+    if found is not None:
+        assert found.num_before == 1
+
+
+def test_factors_that_vary_from_version_to_version_end_it_soon() -> None:
+    known, num_new = MODEL, 0
+    for version in range(2, 20):
+        slope = 1e-3 if version % 2 else 1.2e-3
+        after = WorkModel(**vars(MODEL) | {"coefficients": ((0.0, slope, 0.0),)})
+        found = following(known, after, limit=0.03)
+        if found is not None:
+            known, num_new = found, num_new + 1
+    assert num_new == 3
