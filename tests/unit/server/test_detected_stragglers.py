@@ -14,7 +14,7 @@ from tests.planner.use_cases import put_profile
 from flyball_server.jobs.findings.announcements import list_stragglers, withdraw_straggler
 from flyball_server.jobs.findings.noting import Change, note_findings
 from flyball_server.jobs.findings.stragglers import MIN_STEPS, StragglerReconciler
-from flyball_server.jobs.loop_state import PlanningInputs
+from flyball_server.jobs.loop_state import Comparison, PlanningInputs
 from flyball_server.jobs.registry.inspection import get_job, require_job
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.versions.plan_versions import add_version
@@ -66,6 +66,9 @@ def test_a_job_that_adapts_to_announcements_only_or_is_compared_is_not_watched(
                 baseline_cycle=(False, True),
                 digest=job.newest.digest,
             )
+            findings = writer.find_loop_state("job")
+            comparison = Comparison(num_pairs=50, version=2)
+            writer.save_loop_state(findings.evolve(comparison=comparison))
         job.acknowledged()
     version = job.newest.version
     job.run(20, slow(1, 1.5))
