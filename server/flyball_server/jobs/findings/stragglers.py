@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 
 from flyball_server.jobs.findings.announcements import is_nearly
@@ -26,6 +24,7 @@ from flyball_server.jobs.records import JobRecord, RankRecord
 from flyball_server.jobs.registry.inspection import require_job, require_plan
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.sql.job_reader import JobReader
+from flyball_server.kit.lru import Lru
 from flyball_wire.messages import Adaptation
 from flyball_wire.plans.plan import Purpose
 
@@ -46,17 +45,26 @@ class DetectionWindow:
         job_id: ID of an existing job.
         version: version of its plans.
         first_step: first step of that version.
+        key: start of the job, revision of its inputs and version.
 
     Attributes:
         newest_step: newest step found on the version; initially `first_step`.
+        detected_at_step: newest step at the last detection of slowdown factors.
         by_rank: usable steps by rank, in their order.
         newest: newest step that was read by rank, usable or not.
     """
 
-    def __init__(self, job_id: str, version: int, first_step: int) -> None:
+    def __init__(
+        self,
+        job_id: str,
+        version: int,
+        first_step: int,
+        key: tuple[datetime, int, int] | None = None,
+    ) -> None:
         self.job_id = job_id
         self.version = version
-        self.first_step = self.newest_step = first_step
+        self.key = key
+        self.first_step = self.newest_step = self.detected_at_step = first_step
         self.by_rank: dict[int, deque[RankStep]] = {}
         self.newest: dict[int, int] = {}
         self._times_s: list[ClockTimes] | None = None
@@ -187,8 +195,8 @@ def _is_watched(reader: JobReader, seen: DetectionWindow) -> bool:
 MIN_STEPS = 10
 # The measured steps of a job with many ranks are read less often: ranks per step.
 _RANKS_PER_STEP = 64
-# Time in s after which an unused cache of a job is dropped.
-MEMORY_S = 600.0
+# Jobs whose steps are cached.
+_MOST_WATCHED = 256
 
 
 class StragglerReconciler:
@@ -201,8 +209,7 @@ class StragglerReconciler:
     order = 50
 
     def __init__(self) -> None:
-        self._guard = threading.Lock()
-        self._memories: dict[str, _Memory] = {}
+        self._seen = Lru[str, DetectionWindow](_MOST_WATCHED)
 
     def runs_after_posts(self, reader: JobReader, job: JobRecord) -> bool:
         """Return whether stragglers and drift are detected from the ranks' measurements."""
@@ -230,51 +237,22 @@ class StragglerReconciler:
         self, reader: JobReader, job: JobRecord, loop_state: JobLoopState, now_unix_s: float
     ) -> Slowdowns | None:
         """Return the slowdowns measured since the last pass; None: no relevant change."""
-        versions = reader.list_versions(job.job_id)
-        first_step = versions[-1].first_step if versions else None
-        if not adapts_frontier(job) or first_step is None:
+        newest = reader.newest_version(job.job_id)
+        if not adapts_frontier(job) or newest is None or newest.first_step is None:
             return None
-        version = versions[-1].version
-        key = (job.created_at, job.inputs_revision, version)
-        memory = self._memory(job.job_id)
-        if memory.key != key:
-            memory.key, memory.seen = key, DetectionWindow(job.job_id, version, first_step)
-            memory.detected_at_step = first_step
-        memory.seen.advance(reader)
+        key = (job.created_at, job.inputs_revision, newest.version)
+        seen = self._seen.get(job.job_id)
+        if seen is None or seen.key != key:
+            seen = DetectionWindow(job.job_id, newest.version, newest.first_step, key)
+            self._seen.put(job.job_id, seen)
+        seen.advance(reader)
         pause = 1 + job.spec.num_expected_ranks // _RANKS_PER_STEP
-        if memory.seen.newest_step - memory.detected_at_step < pause:
+        if seen.newest_step - seen.detected_at_step < pause:
             return None
-        memory.detected_at_step = memory.seen.newest_step
+        seen.detected_at_step = seen.newest_step
         return measured_slowdowns(
-            reader, loop_state, memory.seen, now_unix_s=now_unix_s, min_steps=MIN_STEPS
+            reader, loop_state, seen, now_unix_s=now_unix_s, min_steps=MIN_STEPS
         )
-
-    def _memory(self, job_id: str) -> _Memory:
-        """Return the cache of this job; unused caches of other jobs are dropped."""
-        now_s = time.monotonic()
-        with self._guard:
-            memories = self._memories
-            for old in [old for old, of in memories.items() if now_s - of.used_s > MEMORY_S]:
-                del memories[old]
-            memory = memories.setdefault(job_id, _Memory(seen=DetectionWindow(job_id, 0, 0)))
-            memory.used_s = now_s
-            return memory
-
-
-@dataclass(kw_only=True)
-class _Memory:
-    """Cache of one job.
-
-    Attributes:
-        key: start of the job, revision of the inputs and version that `seen` belongs to.
-        detected_at_step: newest step at the last detection of slowdown factors.
-        used_s: time of the last use, monotonic, s.
-    """
-
-    seen: DetectionWindow
-    key: tuple[datetime, int, int] | None = None
-    detected_at_step: int = 0
-    used_s: float = 0.0
 
 
 def _with_slowdowns(

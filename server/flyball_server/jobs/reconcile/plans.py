@@ -27,7 +27,7 @@ from flyball_server.jobs.savings.comparisons import comparison_cycle
 from flyball_server.jobs.services import JobServices, Solve
 from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.jobs.store.sql.job_writer import JobWriter
-from flyball_server.jobs.versions.plan_versions import add_version
+from flyball_server.jobs.versions.plan_versions import add_again, add_version
 from flyball_server.jobs.versions.planning import PlanningSnapshot, read_planning
 from flyball_server.jobs.versions.rank_plans import check_parts_fit
 from flyball_server.jobs.wanted.request import PlanToSolve
@@ -241,7 +241,7 @@ class _Planning:
         elif stands.reuse is not None and stands.reuse.version is not None:
             known = require_plan(writer, now.job.job_id, stands.reuse.version)
             again = known.evolve(baseline_cycle=(), digest=stands.reuse.digest)
-            made = self._added(writer, again), f"is the same as plan {known.version}"
+            made = add_again(self.services, writer, again), f"is the same as plan {known.version}"
             findings = findings.with_attempt(stands.reuse)
         elif stands.is_compared is not None:
             findings, made = self._compared(writer, findings, is_compared=stands.is_compared)
@@ -297,26 +297,13 @@ class _Planning:
         newest, comparison = newest_plan(writer, findings.job_id), findings.open_comparison
         assert newest is not None  # noqa: S101 - it is what the job should run
         if not is_compared or comparison is None:
-            plain = self._added(writer, newest.evolve(baseline_cycle=()))
+            plain = add_again(self.services, writer, newest.evolve(baseline_cycle=()))
             return findings, (plain, "is not compared with the highest clocks any more")
         cycle = comparison_cycle(comparison.num_pairs, newest.plan.iteration_time_s)
-        record = self._added(writer, newest.evolve(baseline_cycle=cycle))
+        record = add_again(self.services, writer, newest.evolve(baseline_cycle=cycle))
         begun = replace(comparison, version=record.version)
         said = f"compares plan {newest.version} with the highest clocks"
         return findings.evolve(comparison=begun), (record, said)
-
-    def _added(self, writer: JobWriter, record: PlanRecord) -> PlanRecord:
-        """Add a version that was planned before as the newest one."""
-        return add_version(
-            self.services,
-            writer,
-            record.job_id,
-            record.plan,
-            solve_s=record.solve_s,
-            measurement_detail=record.measurement_detail,
-            baseline_cycle=record.baseline_cycle,
-            digest=record.digest,
-        )
 
     def _missed(self, plan: Plan) -> MissedTarget | None:
         """Return the target if the plan is for the nearest one; None: it meets its target."""

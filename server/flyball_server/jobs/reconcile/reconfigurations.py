@@ -17,7 +17,7 @@ from flyball_server.jobs.records import JobRecord, PlanRecord, RankRecord, StepD
 from flyball_server.jobs.registry.inspection import newest_plan, newest_version, require_job
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.sql.job_reader import JobReader
-from flyball_server.jobs.versions.plan_versions import add_version
+from flyball_server.jobs.versions.plan_versions import add_again
 from flyball_server.jobs.versions.planning import read_planning
 from flyball_server.planning.documents.recorded_plan import model_of_plan
 from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
@@ -36,7 +36,7 @@ from flyball_server.planning.policies.measured_reconfigure import (
 )
 from flyball_server.planning.policies.reconfigure import reconfigure
 from flyball_wire.messages import Adaptation, MeasurementDetail
-from flyball_wire.plans.plan import Plan, Purpose
+from flyball_wire.plans.plan import Purpose
 
 # Number of a version's steps that are read: a run that started over has later ones too.
 MOST_STEPS = 64
@@ -162,14 +162,12 @@ class _Round:
     """Active version and its measurements.
 
     Attributes:
-        plan: plan of the version.
         assignment: clocks of the version.
         is_hopeless: true if it has run for long without a usable measurement.
     """
 
     job: JobRecord
     record: PlanRecord
-    plan: Plan
     loop: MeasuredLoop
     assignment: Assignment
     windows: list[MeasuredPipeline]
@@ -235,7 +233,6 @@ def _round(services: JobServices, reader: JobReader, job_id: str) -> _Round | No
     return _Round(
         job=job,
         record=record,
-        plan=plan,
         loop=loop,
         assignment=assignment,
         windows=windows,
@@ -270,11 +267,11 @@ def _publish(
     services: JobServices, this: _Round, assignment: Assignment, detail: MeasurementDetail, why: str
 ) -> None:
     """Add the version unless the job has another one by now."""
-    model, before = this.loop.model, this.plan.predicted
+    model, before = this.loop.model, this.record.plan.predicted
     simulation = simulate(model, assignment)
-    [pipeline] = this.plan.pipelines
+    [pipeline] = this.record.plan.pipelines
     plan = replace(
-        this.plan,
+        this.record.plan,
         reconfigure=this.loop.manner,
         iteration_time_s=simulation.iteration_time_s,
         pipelines=(replace(pipeline, stages=planned_stages(model, assignment)),),
@@ -292,9 +289,8 @@ def _publish(
         newest = newest_version(writer.list_versions(job_id))
         if not this.job.is_same_work(now) or newest != this.record.version:
             return
-        record = add_version(
-            services, writer, job_id, plan, measurement_detail=detail, digest=this.record.digest
-        )
+        raised = this.record.evolve(plan=plan, measurement_detail=detail, solve_s=0.0)
+        record = add_again(services, writer, raised)
     services.notify_pollers(job_id)
     services.enqueue_reconcile(job_id)
     _LOG.info("job %s: plan %d: %s", job_id, record.version, why)

@@ -48,10 +48,9 @@ def add_version(
     Raises:
         InvalidFieldError: Ranks cannot take their parts of it.
     """
-    check_parts_fit(plan, cycle_length=len(baseline_cycle))
     record = PlanRecord(
         job_id=job_id,
-        version=(newest_version(writer.list_versions(job_id)) or 0) + 1,
+        version=1,
         created_at=services.now(),
         solve_s=solve_s,
         plan=plan,
@@ -59,8 +58,21 @@ def add_version(
         baseline_cycle=baseline_cycle,
         digest=digest,
     )
-    writer.add_plan(record)
-    return record
+    return add_again(services, writer, record)
+
+
+def add_again(services: JobServices, writer: JobWriter, record: PlanRecord) -> PlanRecord:
+    """Store a version's plan as the job's next version, without a first step.
+
+    Raises:
+        InvalidFieldError: Ranks cannot take their parts of it.
+    """
+    check_parts_fit(record.plan, cycle_length=len(record.baseline_cycle))
+    newest = writer.newest_version(record.job_id)
+    version = 1 if newest is None else newest.version + 1
+    added = record.evolve(version=version, created_at=services.now(), first_step=None)
+    writer.add_plan(added)
+    return added
 
 
 _LOG = logging.getLogger(__name__)
@@ -214,8 +226,7 @@ def _plan_anew(services: JobServices, writer: JobWriter, record: PlanRecord) -> 
     """Add the plan again as the next version, without a first step."""
     # Renaming the old version's step would not do: ranks that acknowledged early have received it
     # already, and request newer versions only.
-    anew = record.evolve(version=record.version + 1, created_at=services.now(), first_step=None)
-    writer.add_plan(anew)
+    anew = add_again(services, writer, record)
     _LOG.info(
         "job %s: the run has started over; plan %d is the same as plan %d",
         record.job_id,
