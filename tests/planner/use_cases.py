@@ -9,7 +9,7 @@ from flyball_server.jobs.registry import inputs, registration
 from flyball_server.jobs.registry.inspection import JobSummary, get_job
 from flyball_server.jobs.registry.launch import Launch
 from flyball_server.jobs.services import JobServices
-from flyball_server.jobs.versions.planning import is_answered
+from flyball_server.jobs.versions.planning import answer
 from flyball_wire.messages import JobSpec
 from flyball_wire.plan_options import TargetChange
 
@@ -18,7 +18,9 @@ _UNTOLD = Launch()
 
 def planned(services: JobServices, job_id: str, asked_by: JobInput) -> JobSummary:
     """The job once the reconciler has planned it; a refusal is the caller's error."""
-    while not is_answered(services, get_job(services, job_id).planning, asked_by):
+    while (found := answer(services, get_job(services, job_id).planning, asked_by)) is not True:
+        if found is not False:
+            raise found
         with services.store.lock(f"reconcile {job_id}"):
             PlanReconciler()(services, job_id)
     return get_job(services, job_id)

@@ -40,7 +40,7 @@ from flyball_server.jobs.versions.plan_versions import (
     acknowledge_together,
     list_versions,
 )
-from flyball_server.jobs.versions.planning import answer_together, is_answered
+from flyball_server.jobs.versions.planning import answer, answer_together
 from flyball_server.jobs.versions.rank_plans import PlanQuestion, RankPlans
 from flyball_server.jobs.versions.single_plan_starts import CommonPart, hold_common_version
 from flyball_server.jobs.waiters import JobWaiters
@@ -294,12 +294,12 @@ async def planned_view(state: PlannerState, stored: JobSummary, asked_by: JobInp
         PlanningStoppedError: the planner shuts down.
     """
     job_id = stored.job.job_id
-    if not is_answered(state.services, stored.planning, asked_by):
+    if answer(state.services, stored.planning, asked_by) is not True:
 
-        async def answer() -> bool | None:
+        async def answered() -> bool | None:
             return await state.rank_calls.answers.submit(job_id, asked_by) or None
 
-        if not await state.waiters.until(job_id, answer, wait_s=_LONGEST_PLANNING_S):
+        if not await state.waiters.until(job_id, answered, wait_s=_LONGEST_PLANNING_S):
             raise PlanningStoppedError(job_id=job_id)
         stored = await run_in_threadpool(get_job, state.services, job_id)
     return await run_in_threadpool(shown_job, state, stored)

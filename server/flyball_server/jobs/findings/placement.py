@@ -13,7 +13,6 @@ from flyball_server.jobs.loop_state import JobLoopState
 from flyball_server.jobs.records import JobRecord, RankRecord
 from flyball_server.jobs.registry.inspection import require_job
 from flyball_server.jobs.services import JobServices
-from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.jobs.wanted.request import known_transitions
 
 # Shortest period in s between reads, since a job may have thousands of ranks.
@@ -29,15 +28,11 @@ class PlacementReconciler:
     """
 
     order = 30
+    runs_after_posts = None  # measurements move no rank
 
     def __init__(self) -> None:
         # By job, time of the last read, monotonic s.
         self._read_s: dict[str, float] = {}
-
-    def runs_after_posts(self, reader: JobReader, job: JobRecord) -> bool:
-        """Return False: measurements move no rank."""
-        del reader, job
-        return False
 
     def __call__(self, services: JobServices, job_id: str) -> float | None:
         """Store where the job's ranks are, if they have moved; return the wait until a read."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from flyball_server.jobs.errors import JobsError, StoreError, UnknownJobError
@@ -56,8 +56,9 @@ class Reconciler(Protocol):
         """Position among the reconcilers, which are called in rising order for each job."""
         ...
 
-    def runs_after_posts(self, reader: JobReader, job: JobRecord) -> bool:
-        """Return whether it may have something to do after a post of the job's ranks."""
+    @property
+    def runs_after_posts(self) -> Callable[[JobReader, JobRecord], bool] | None:
+        """Function that returns whether a post may give it something to do; None: none does."""
         ...
 
     def __call__(self, services: JobServices, job_id: str) -> float | None:
@@ -105,7 +106,8 @@ class ReconcileLoop:
 
     def runs_after_posts(self, reader: JobReader, job: JobRecord) -> bool:
         """Return whether a reconciler may have something to do after a post of the ranks."""
-        return any(one.runs_after_posts(reader, job) for one in self._reconcilers)
+        asked = (one.runs_after_posts for one in self._reconcilers)
+        return any(runs is not None and runs(reader, job) for runs in asked)
 
     def start(self, services: JobServices) -> None:
         """Start to reconcile all stored jobs, and from then on those that change."""

@@ -10,11 +10,10 @@ from flyball_pipeline.errors import PipelineError
 from flyball_server.jobs.errors import InvalidFieldError
 from flyball_server.jobs.findings.noting import note_findings
 from flyball_server.jobs.loop_state import JobLoopState, OrderComparison
-from flyball_server.jobs.reconcile.solve import OBSOLETE, PLENTY, SLOT_RETRY_S, PlanningSlots, solve
+from flyball_server.jobs.reconcile.solve import OBSOLETE, SLOT_RETRY_S, SlottedReconciler, solve
 from flyball_server.jobs.records import JobRecord
 from flyball_server.jobs.registry.inspection import require_job
 from flyball_server.jobs.services import JobServices
-from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.jobs.versions.planning import read_planning
 from flyball_server.jobs.wanted.request import digest_of, plan_to_solve
 from flyball_server.planning.order_advice import advise_order
@@ -25,25 +24,15 @@ from flyball_wire.orders import OrderAdvice
 _LOG = logging.getLogger(__name__)
 
 
-class OrderAdviceReconciler:
+class OrderAdviceReconciler(SlottedReconciler):
     """Reconciler that finds the order a job would save more with, and changes nothing.
 
     A job is compared once it is planned, and again where its profile, its own options, its measured
     delays or its nodes have changed; stragglers and timetables do not count.
-
-    Args:
-        slots: slots for the plannings that the reconcile loop waits for.
     """
 
     order = 80
-
-    def __init__(self, slots: PlanningSlots = PLENTY) -> None:
-        self._slots = slots
-
-    def runs_after_posts(self, reader: JobReader, job: JobRecord) -> bool:
-        """Return False: a job is reconciled after it was planned."""
-        del reader, job
-        return False
+    runs_after_posts = None  # a job is reconciled after it was planned
 
     def __call__(self, services: JobServices, job_id: str) -> float | None:
         """Compare the job's order if that was not done for its newest inputs."""

@@ -15,9 +15,8 @@ from flyball_server.jobs.loop_state import Attempt, JobLoopState
 from flyball_server.jobs.reconcile.solve import (
     OBSOLETE,
     PLANNING_FIELD,
-    PLENTY,
     SLOT_RETRY_S,
-    PlanningSlots,
+    SlottedReconciler,
     SupersededError,
     solve,
 )
@@ -49,22 +48,11 @@ LOST_PAUSE_S, LONGEST_LOST_PAUSE_S = 10.0, 3600.0
 _BROKEN = "unexpected error in the planner; see its log"
 
 
-class PlanReconciler:
-    """Reconciler that plans a job whose newest version is not what it should run.
-
-    Args:
-        slots: slots for the plannings that the reconcile loop waits for.
-    """
+class PlanReconciler(SlottedReconciler):
+    """Reconciler that plans a job whose newest version is not what it should run."""
 
     order = 57
-
-    def __init__(self, slots: PlanningSlots = PLENTY) -> None:
-        self._slots = slots
-
-    def runs_after_posts(self, reader: JobReader, job: JobRecord) -> bool:
-        """Return False: posts change findings, whose reconcilers run before this one."""
-        del reader, job
-        return False
+    runs_after_posts = None  # posts change findings, whose reconcilers run before this one
 
     def __call__(self, services: JobServices, job_id: str) -> float | None:
         """Plan the job if needed; return the time until what it should run may change, s."""

@@ -11,9 +11,8 @@ from flyball_server.jobs.errors import InvalidFieldError, JobsError
 from flyball_server.jobs.job_state import UNPROFILED, JobInput
 from flyball_server.jobs.probing import ProbingRecord, probe_plans, read_probing
 from flyball_server.jobs.reconcile.solve import (
-    PLENTY,
     SLOT_RETRY_S,
-    PlanningSlots,
+    SlottedReconciler,
     SupersededError,
     solve,
 )
@@ -42,19 +41,13 @@ from flyball_wire.plans.plan import Plan
 _LOG = logging.getLogger(__name__)
 
 
-class ProbeReconciler:
+class ProbeReconciler(SlottedReconciler):
     """Reconciler that profiles a job online, move by move.
 
     Once profiling is over without a plan, the ranks return to their highest clocks.
-
-    Args:
-        slots: slots for the plannings that the reconcile loop waits for.
     """
 
     order = 30
-
-    def __init__(self, slots: PlanningSlots = PLENTY) -> None:
-        self._slots = slots
 
     def runs_after_posts(self, reader: JobReader, job: JobRecord) -> bool:
         """Return whether it is profiled, or its ranks may be left at the clocks of probes."""

@@ -61,6 +61,17 @@ class PlanningSlots:
 PLENTY = PlanningSlots(1_000_000)
 
 
+class SlottedReconciler:
+    """Base of the reconcilers that solve.
+
+    Args:
+        slots: slots for the plannings that the reconcile loop waits for.
+    """
+
+    def __init__(self, slots: PlanningSlots = PLENTY) -> None:
+        self._slots = slots
+
+
 class SupersededError(Exception):
     """The job's inputs have changed since; the result is obsolete."""
 

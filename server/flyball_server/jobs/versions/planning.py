@@ -68,7 +68,7 @@ def read_planning(reader: JobReader, job: JobRecord) -> PlanningSnapshot:
 def answer_together(
     services: JobServices, job_id: str, asked_by: Sequence[JobInput]
 ) -> tuple[bool | JobsError, ...]:
-    """Return, for each of several callers, whether the job is planned, or the error.
+    """Return the answer for each of several callers, from one snapshot.
 
     Raises:
         UnknownJobError: the job does not exist.
@@ -78,31 +78,26 @@ def answer_together(
         if job is None:
             raise UnknownJobError(job_id=job_id)
         snapshot = read_planning(reader, job)
-    outcomes: list[bool | JobsError] = []
-    for each in asked_by:
-        try:
-            outcomes.append(is_answered(services, snapshot, each))
-        except PlanningFailedError as error:
-            outcomes.append(error)
-    return tuple(outcomes)
+    return tuple(answer(services, snapshot, each) for each in asked_by)
 
 
-def is_answered(services: JobServices, snapshot: PlanningSnapshot, asked_by: JobInput) -> bool:
-    """Return whether the job is planned from its current inputs, or nothing is to be planned.
+def answer(
+    services: JobServices, snapshot: PlanningSnapshot, asked_by: JobInput
+) -> bool | PlanningFailedError:
+    """Return whether the job is planned from its current inputs, or the failure.
+
+    A failure is reported to the caller of the input that was changed last, not to a rank that
+    repeats an older one.
 
     Args:
         services: services of the use cases.
         snapshot: current snapshot of the job.
-        asked_by: input that the caller has stored. A failure is reported to the caller of the input
-            that was changed last, not to a rank that repeats an older one.
-
-    Raises:
-        PlanningFailedError: no plan meets the inputs.
+        asked_by: input that the caller has stored.
     """
     job, stands = snapshot.job, snapshot.standing(services)
     if not stands.is_settled(job):
         return False
     failure = stands.failure
-    if failure is not None and job.changed_input == asked_by and job.state not in OVER:
-        raise PlanningFailedError(failure.field or "", failure.problem or "")
-    return True
+    if failure is None or job.changed_input != asked_by or job.state in OVER:
+        return True
+    return PlanningFailedError(failure.field or "", failure.problem or "")

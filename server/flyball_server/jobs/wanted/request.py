@@ -24,7 +24,6 @@ from flyball_server.planning.stragglers.slowed_pipelines import SlowedRequest
 from flyball_wire.messages import Adaptation, JobSpec, MeasurementDetail
 from flyball_wire.plan_options import (
     DEFAULT_TARGET,
-    Effort,
     PlanOptions,
     Policy,
     Reconfigure,
@@ -148,6 +147,9 @@ def plan_to_solve(
     if delays is not None and delays.work and inputs.step_work is None:
         options = _for_differing_steps(options)
     granularity_mhz = DEFAULT_RECONFIGURE_GRANULARITY_MHZ
+    detail = MeasurementDetail.INSTRUCTIONS if is_measured else MeasurementDetail.TOTALS
+    if spec.adaptation == Adaptation.FRONTIER:
+        detail = MeasurementDetail.CLOCKS
     return PlanToSolve(
         options=options,
         num_microbatches=spec.num_microbatches,
@@ -157,7 +159,7 @@ def plan_to_solve(
         profile=profile,
         jitter=0.0 if delays is None else delays.jitter,
         work=inputs.step_work,
-        measurement_detail=_measurement_detail(spec, is_measured=is_measured),
+        measurement_detail=detail,
     )
 
 
@@ -170,17 +172,6 @@ def is_raised_by_waits(spec: JobSpec, inputs: PlanningInputs) -> bool:
     slowdowns = [slowed.slowdown for slowed in inputs.rank_slowdowns]
     slowdowns += [slowed.slowdown for slowed in inputs.stage_slowdowns]
     return spec.adaptation == Adaptation.RECONFIGURE and all(each == 1 for each in slowdowns)
-
-
-def is_searched(spec: JobSpec) -> bool:
-    """Return whether a plan with less effort is solved sooner."""
-    return spec.policy == Policy.FRONTIER and spec.effort != Effort.LOW
-
-
-def _measurement_detail(spec: JobSpec, *, is_measured: bool) -> MeasurementDetail:
-    if spec.adaptation == Adaptation.FRONTIER:
-        return MeasurementDetail.CLOCKS
-    return MeasurementDetail.INSTRUCTIONS if is_measured else MeasurementDetail.TOTALS
 
 
 def _for_differing_steps(options: PlanOptions) -> PlanOptions:

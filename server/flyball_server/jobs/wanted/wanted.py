@@ -17,12 +17,11 @@ from flyball_server.jobs.wanted.request import (
     PlanToSolve,
     digest_of,
     is_of_newer_function,
-    is_searched,
     plan_to_solve,
 )
 from flyball_server.jobs.wanted.timetable import next_change, target_at
 from flyball_wire.messages import JobState, MeasurementDetail
-from flyball_wire.plan_options import Effort
+from flyball_wire.plan_options import Effort, Policy
 from flyball_wire.plans.plan import Purpose, Slowdown
 
 # Time in s within which a change of the system clock is noticed.
@@ -96,7 +95,8 @@ def wanted(
         num_pipelines = 1 + max((rank.dp_rank for rank in ranks), default=0)
         plan = replace(plan, slowdowns=slowdowns, num_pipelines=num_pipelines)
     quick = plan.with_options(effort=Effort.LOW)
-    is_hurried = is_searched(job.spec) and (
+    is_searched = job.spec.policy == Policy.FRONTIER and job.spec.effort != Effort.LOW
+    is_hurried = is_searched and (
         not has_same_slowdowns(inputs, findings.planned_inputs)
         or (newest is not None and newest.digest == quick.digest and not newest.is_held)
     )
