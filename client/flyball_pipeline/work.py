@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from numbers import Real
+from typing import NamedTuple, cast
 
 from flyball_pipeline.dag import AlikeNodes, DependencyDag
 from flyball_pipeline.errors import PipelineError
@@ -22,7 +23,7 @@ StepWork = tuple[MicrobatchWork, ...]
 """Work of a step, by microbatch."""
 
 # Below and above, an instruction would take no time, or a step for ever.
-_LEAST_FACTOR, _MOST_FACTOR = 1e-3, 1e3
+_LEAST_FACTOR, _MOST_FACTOR = 1e-3, 100.0
 _MOST_LENGTHS = 1e18
 
 
@@ -54,7 +55,7 @@ def step_work(microbatches: Sequence[float | Sequence[float]]) -> StepWork:
     Raises:
         PipelineError: a number is not finite or not positive, or there is none.
     """
-    if isinstance(microbatches, (str, bytes)) or not hasattr(microbatches, "__len__"):
+    if not _is_list(microbatches):
         raise PipelineError(
             "must be a list with an entry for each microbatch, such as [[512, 128], [640]]",
             field="work",
@@ -63,12 +64,29 @@ def step_work(microbatches: Sequence[float | Sequence[float]]) -> StepWork:
 
 
 def _work_of(microbatch: float | Sequence[float]) -> MicrobatchWork:
-    if not isinstance(microbatch, Sequence):
-        return (float(microbatch),)
-    lengths = [float(length) for length in microbatch]
+    if not _is_list(microbatch):
+        return (_number_of(microbatch),)
+    lengths = [_number_of(length) for length in cast("Sequence[float]", microbatch)]
     if not lengths or min(lengths) < 0:
         raise PipelineError("lengths must be numbers from 0 on, at least one", field="work")
     return math.fsum(lengths), math.fsum(length * length for length in lengths)
+
+
+def _is_list(given: object) -> bool:
+    return isinstance(given, Sequence) and not isinstance(given, (str, bytes))
+
+
+def _number_of(given: object) -> float:
+    """Return a number; a tensor is none, since it may have to be read from a GPU."""
+    if isinstance(given, bool) or not isinstance(given, Real):
+        raise PipelineError(
+            f"must have Python numbers, not {type(given).__name__}; convert them, as by tolist()",
+            field="work",
+        )
+    try:
+        return float(given)
+    except OverflowError:
+        return math.inf
 
 
 def checked_work(rows: Sequence[Sequence[float]]) -> StepWork:

@@ -216,6 +216,8 @@ class ProfileRow(Sent):
         jitter: standard deviation of a single run's time, as a share of `time`; null: derived
             from `time_error` and `num_repetitions`, or unknown.
         num_repetitions: number of runs averaged in `time`; null: unknown.
+        held_by: limit that kept the GPU below the locked clock, such as `power`; null: it held the
+            clock. Such clocks at the top are one point.
         chunk: model chunk of the stage, from 0; null: the whole stage.
         energy_scope: what the energy counts, the same in all rows; null: not recorded.
     """
@@ -234,6 +236,7 @@ class ProfileRow(Sent):
     time_error: float | None = None
     jitter: float | None = None
     num_repetitions: int | None = None
+    held_by: str | None = None
     chunk: int | None = None
     energy_scope: EnergyScope | None = None
 

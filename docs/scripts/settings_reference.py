@@ -127,8 +127,9 @@ def _gpus() -> str:
         gpu = load_gpu_window(name)
         power_w = "" if gpu.blocking_power_w is None else f"{gpu.blocking_power_w:g}"
         window = f"{gpu.filter_min_mhz} to {gpu.filter_max_mhz}"
-        rows.append((code(name), window, power_w, *_delays(gpu.transitions)))
-    head = ("GPU", "window, MHz", "blocking power, W", "up, ms", "down, ms")
+        in_node = "" if gpu.gpus_in_node is None else f"{gpu.gpus_in_node}"
+        rows.append((code(name), window, power_w, in_node, *_delays(gpu.transitions)))
+    head = ("GPU", "window, MHz", "blocking power, W", "GPUs in a node", "up, ms", "down, ms")
     return table(head, rows)
 
 

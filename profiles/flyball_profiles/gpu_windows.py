@@ -39,9 +39,10 @@ _CLOCK_FIGURES = (
     "granularity_mhz",
     "reconfigure_granularity_mhz",
 )
-_BLOCKING_POWER = "blocking_power_w"
+_BLOCKING_POWER, _IN_NODE = "blocking_power_w", "gpus_in_node"
 _HIGHEST_CLOCK_MHZ = 100_000
 _HIGHEST_POWER_W = 100_000
+_MOST_IN_NODE = 1024
 
 
 class GpuTableError(ValueError):
@@ -60,6 +61,8 @@ class GpuWindow:
         reconfigure_granularity_mhz: step by which reconfiguration moves a clock, MHz, positive.
         blocking_power_w: draw while waiting in P2P communication, W; None: not published; it is
             then measured or given, never guessed.
+        gpus_in_node: number of GPUs that a node of these usually has, 1 to 1024; None: nodes
+            differ, or it is not known.
         sources: figure -> its origin, for every figure that is not None; those of clock changes
             as `transitions.up_ms`.
         transitions: times of clock changes; None: not known.
@@ -76,6 +79,7 @@ class GpuWindow:
     blocking_power_w: float | None
     sources: Mapping[str, str]
     transitions: ClockTransitions | None = None
+    gpus_in_node: int | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sources", MappingProxyType(dict(self.sources)))
@@ -93,7 +97,12 @@ class GpuWindow:
             raise GpuTableError(
                 f"{_BLOCKING_POWER} must be above 0 and at most {_HIGHEST_POWER_W}, not {power_w}"
             )
-        for figure in (*_CLOCK_FIGURES, *([] if power_w is None else [_BLOCKING_POWER])):
+        if self.gpus_in_node is not None and not 1 <= self.gpus_in_node <= _MOST_IN_NODE:
+            raise GpuTableError(
+                f"{_IN_NODE} must be from 1 to {_MOST_IN_NODE}, not {self.gpus_in_node}"
+            )
+        optional = [one for one in (_BLOCKING_POWER, _IN_NODE) if getattr(self, one) is not None]
+        for figure in (*_CLOCK_FIGURES, *optional):
             if not self.sources.get(figure, "").strip():
                 raise GpuTableError(f"{figure}.source must name the origin of the figure")
 
@@ -158,17 +167,22 @@ def load_gpu_window(name: str, *, folder: Path | None = None) -> GpuWindow:
     """Return the window of one GPU type, by its name in any case.
 
     Args:
-        name: one of `gpu_names`.
+        name: one of `gpu_names`, or its part before a hyphen where one GPU alone begins so.
         folder: folder of one's own files, which are preferred to the shipped ones.
 
     Raises:
-        GpuTableError: no such GPU (the known ones are listed), or its file is malformed (file
-            and key are named), or the folder cannot be read.
+        GpuTableError: no such GPU (its variants, or the known ones, are listed), or its file is
+            malformed (file and key are named), or the folder cannot be read.
     """
     files = _files(folder)
     wanted = name.strip().lower()
+    variants = sorted(one for one in files if wanted and one.startswith(f"{wanted}-"))
     if wanted not in files:
-        raise GpuTableError(f"unknown GPU {name!a}; known: {', '.join(sorted(files))}")
+        if len(variants) > 1:
+            raise GpuTableError(f"GPU {name!a} may be {', '.join(variants)}; name one of them")
+        if not variants:
+            raise GpuTableError(f"unknown GPU {name!a}; known: {', '.join(sorted(files))}")
+        (wanted,) = variants
     file = files[wanted]
     if isinstance(file, Path):
         return load_gpu_file(file, name=wanted)
@@ -283,13 +297,13 @@ def window_clocks_mhz(window: GpuWindow, supported_clocks_mhz: Iterable[int]) ->
 
 
 def _window(name: str, table: Mapping[str, object]) -> GpuWindow:
-    unknown = sorted(set(table) - {*_CLOCK_FIGURES, _BLOCKING_POWER, TRANSITIONS})
+    unknown = sorted(set(table) - {*_CLOCK_FIGURES, _BLOCKING_POWER, _IN_NODE, TRANSITIONS})
     if unknown:
         # A misspelt blocking power must not pass for an unknown one.
         raise GpuTableError(f"unknown key {unknown[0]}")
-    values: dict[str, Any] = {_BLOCKING_POWER: None}
+    values: dict[str, Any] = {_BLOCKING_POWER: None, _IN_NODE: None}
     sources: dict[str, str] = {}
-    for figure in (*_CLOCK_FIGURES, *table.keys() & {_BLOCKING_POWER}):
+    for figure in (*_CLOCK_FIGURES, *sorted(table.keys() & {_BLOCKING_POWER, _IN_NODE})):
         if figure not in table:
             raise GpuTableError(f"the key {figure} is missing")
         entry = table[figure]
@@ -300,7 +314,8 @@ def _window(name: str, table: Mapping[str, object]) -> GpuWindow:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise GpuTableError(f"{figure}.value must be a number")
         if figure != _BLOCKING_POWER and not isinstance(value, int):
-            raise GpuTableError(f"{figure}.value must be a whole number of MHz, not {value}")
+            unit = "GPUs" if figure == _IN_NODE else "MHz"
+            raise GpuTableError(f"{figure}.value must be a whole number of {unit}, not {value}")
         values[figure] = value
     if TRANSITIONS in table:
         values[TRANSITIONS], origins = transitions_of_table(table[TRANSITIONS])

@@ -33,6 +33,9 @@ RANK_WAITING_COLUMN = "rank_waiting"
 TIME_ERROR_COLUMN, JITTER_COLUMN, REPETITIONS_COLUMN = "time_error", "jitter", "num_repetitions"
 # What the energy counts, `gpu` or `module`, the same in all rows; empty or absent: not recorded.
 SCOPE_COLUMN = "energy_scope"
+# Limit that kept the GPU below the locked clock, such as `power`; empty or absent: it was held.
+# A row whose lock was lost says nothing of a limit.
+HELD_COLUMN, LOST = "held_by", "lost"
 # Model chunk of the stage; empty or absent: the whole stage.
 CHUNK_COLUMN = "chunk"
 
@@ -165,7 +168,16 @@ def _point(cells: Mapping[str, object]) -> OperatingPoint:
         rank_waiting_s=_optional(cells, RANK_WAITING_COLUMN, MAX_RANK_WAITING_S),
         time_error_s=time_error_s,
         jitter=_jitter(cells, time_error_s / time_s),
+        held_by=_held_by(cells),
     )
+
+
+def _held_by(cells: Mapping[str, object]) -> str:
+    value = cells.get(HELD_COLUMN)
+    if _is_empty(value):
+        return ""
+    text = value.strip() if isinstance(value, str) else "?"
+    return "" if text == LOST else text
 
 
 def _jitter(cells: Mapping[str, object], time_error: float) -> float:

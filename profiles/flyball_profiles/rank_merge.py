@@ -3,12 +3,16 @@
 Data- and tensor-parallel ranks of a stage run the same plan, so one operating point stands for
 all of them: it takes as long as the slowest and the energy of all together. How long the others
 wait for the slowest is kept beside them. The rows of each model chunk are merged by themselves.
+
+Clocks at the top that a rank's GPU did not hold, but for a limit ran below, are one point: under
+each of these locks it does the same, and so it does when left alone. Their means count for all.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -108,7 +112,48 @@ def _summed_point(points: Sequence[OperatingPoint]) -> OperatingPoint:
         rank_waiting_s=math.fsum(point.rank_waiting_s for point in points),
         time_error_s=math.hypot(*(point.time_error_s for point in points)),
         jitter=math.hypot(*(point.jitter * point.time_s for point in points)) / time_s,
+        held_by=_limit_of(points),
     )
+
+
+def _mean_point(points: Sequence[OperatingPoint]) -> OperatingPoint:
+    return replace(
+        points[0],
+        time_s=_mean([point.time_s for point in points]),
+        energy_j=_mean([point.energy_j for point in points]),
+        rank_waiting_s=_mean([point.rank_waiting_s for point in points]),
+        time_error_s=_mean([point.time_error_s for point in points]),
+        jitter=_mean([point.jitter for point in points]),
+        held_by=_limit_of(points),
+    )
+
+
+def _mean(values: Sequence[float]) -> float:
+    """Return the mean; of equal values the value, whatever a sum of them is rounded to."""
+    return values[0] if len(set(values)) == 1 else math.fsum(values) / len(values)
+
+
+def _limit_of(points: Iterable[OperatingPoint]) -> str:
+    return max(point.held_by for point in points)
+
+
+def _with_one_unheld_point(rows: Sequence[MeasuredRow]) -> list[MeasuredRow]:
+    """Return the rows, those of clocks that were not held with their means."""
+    merged = list(rows)
+    of_key: dict[tuple[int, InstructionKind, RankKey], list[int]] = {}
+    for place, row in enumerate(rows):
+        of_key.setdefault((row.stage, row.kind, row.rank), []).append(place)
+    for places in of_key.values():
+        falling = sorted(places, key=lambda place: -rows[place].point.frequency_mhz)
+        unheld = list(itertools.takewhile(lambda place: rows[place].point.held_by, falling))
+        if len(unheld) < 2:
+            continue
+        points = [rows[place].point for place in unheld]
+        mean = _mean_point(points)
+        for place, point in zip(unheld, points, strict=True):
+            own = replace(mean, frequency_mhz=point.frequency_mhz)
+            merged[place] = replace(rows[place], point=own)
+    return merged
 
 
 def _scope_of(rows: Sequence[MeasuredRow]) -> EnergyScope | None:
@@ -126,6 +171,7 @@ def _scope_of(rows: Sequence[MeasuredRow]) -> EnergyScope | None:
 
 
 def _merge(rows: Sequence[MeasuredRow], place: str) -> StageProfile:
+    rows = _with_one_unheld_point(rows)
     groups: dict[tuple[int, InstructionKind, int], dict[RankKey, MeasuredRow]] = {}
     ranks: dict[int, dict[RankKey, int]] = {}
     for row in rows:
@@ -174,6 +220,7 @@ def _merge(rows: Sequence[MeasuredRow], place: str) -> StageProfile:
             ),
             time_error_s=slowest.time_error_s,
             jitter=slowest.jitter,
+            held_by=_limit_of(row.point for row in group.values()),
         )
         points.setdefault((stage, kind), []).append(merged)
     try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -58,6 +59,7 @@ _MOST_OF_OPTIONAL = (
     ("time_error_s", MAX_TIME_ERROR_S),
     ("jitter", MAX_JITTER),
 )
+_LIMITS = re.compile(r"[a-z_ ]{0,64}")
 _BOUNDS: Mapping[str, tuple[float, float]] = MappingProxyType(
     {"frequency_mhz": (1, 1e5), "time_s": (1e-9, 1e6), "energy_j": (1e-9, 1e9)}
 )
@@ -93,6 +95,8 @@ class OperatingPoint:
         time_error_s: standard error of `time_s`, s, 0 to 1e6; 0: not known.
         jitter: standard deviation of a single run's time, as a share of `time_s`, 0 to 1; 0: not
             known.
+        held_by: limit that kept the GPU below the locked clock, such as `power`; empty: it held the
+            clock. All clocks above those that are held have the same time and energy.
 
     Raises:
         ProfileError: a value is outside its bounds.
@@ -104,6 +108,7 @@ class OperatingPoint:
     rank_waiting_s: float = 0.0
     time_error_s: float = 0.0
     jitter: float = 0.0
+    held_by: str = ""
 
     def __post_init__(self) -> None:
         for name, most in _MOST_OF_OPTIONAL:
@@ -115,6 +120,8 @@ class OperatingPoint:
             fault = quantity_fault(name, value)
             if fault is not None:
                 raise ProfileError(f"{name} {fault}, not {value}")
+        if not _LIMITS.fullmatch(self.held_by):
+            raise ProfileError("held_by must be at most 64 letters, such as power, or empty")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,6 +23,7 @@ from flyball_profiles.limited_file import read_bytes
 from flyball_profiles.measured_row import (
     CHUNK_COLUMN,
     DP_RANK_COLUMN,
+    HELD_COLUMN,
     JITTER_COLUMN,
     NUM_RANKS_COLUMN,
     RANK_COLUMNS,
@@ -214,8 +215,8 @@ def stage_profile_rows(profile: StageProfile) -> list[dict[str, int | float | st
     Rows run by stage, then instruction, then falling frequency; those of the whole stages come
     first, then chunk after chunk. Where a stage holds the energy of several ranks, every row has
     `num_ranks` too, and where these wait for one another `rank_waiting`; where the scatter of times
-    is known, `time_error` and `jitter`; where it is known what the energies count, `energy_scope`;
-    where there are chunks, every row has `chunk`, None (an
+    is known, `time_error` and `jitter`; where clocks were not held, `held_by`; where it is known
+    what the energies count, `energy_scope`; where there are chunks, every row has `chunk`, None (an
     empty cell) for the whole stage.
     """
     every_point = [
@@ -226,6 +227,7 @@ def stage_profile_rows(profile: StageProfile) -> list[dict[str, int | float | st
     ]
     with_waiting = any(point.rank_waiting_s for point in every_point)
     with_scatter = any(point.time_error_s or point.jitter for point in every_point)
+    with_limits = any(point.held_by for point in every_point)
     with_num_ranks = any(num_ranks > 1 for num_ranks in profile.num_ranks_per_stage)
     rows: list[dict[str, int | float | str | None]] = []
     for chunk, of_chunk in ((None, profile), *enumerate(profile.chunks)):
@@ -246,6 +248,8 @@ def stage_profile_rows(profile: StageProfile) -> list[dict[str, int | float | st
                     if with_scatter:
                         row[TIME_ERROR_COLUMN] = point.time_error_s
                         row[JITTER_COLUMN] = point.jitter
+                    if with_limits:
+                        row[HELD_COLUMN] = point.held_by or None
                     if profile.energy_scope is not None:
                         row[SCOPE_COLUMN] = profile.energy_scope.value
                     if profile.chunks:
@@ -324,6 +328,7 @@ def parse_csv(text: str) -> tuple[tuple[str, ...], list[CsvRow]]:
         TIME_ERROR_COLUMN,
         JITTER_COLUMN,
         REPETITIONS_COLUMN,
+        HELD_COLUMN,
         SCOPE_COLUMN,
     ):
         if columns.count(column) > 1:

@@ -298,7 +298,7 @@ def test_the_calls_of_a_node_are_told_and_limit_the_changes(profile: Path, tmp_p
 
     quick, slow = shown(100), shown(5000)
     for text in (quick, slow):
-        assert "no plan this fast needs less, at one waiting power" in text
+        assert "no plan within the target needs less, at one waiting power" in text
     assert "Where 2 of these GPUs share a node" not in quick
     assert "Where 2 of these GPUs share a node" in slow
     assert "takes 111 % of an iteration, which makes it longer: give" in slow
@@ -478,3 +478,81 @@ def test_an_output_that_is_a_pipe_is_written_to_and_a_link_stays_one(
     assert flyball("plan", profile, *ASKED, "-o", link).returncode == 0
     assert link.is_symlink()
     assert json.loads((tmp_path / "plan.json").read_text())["stages"] == through_pipe["stages"]
+
+
+NODE_OF_TWO = """
+filter_max_mhz = { value = 1980, source = "x" }
+filter_min_mhz = { value = 900, source = "x" }
+granularity_mhz = { value = 90, source = "x" }
+reconfigure_granularity_mhz = { value = 30, source = "x" }
+blocking_power_w = { value = 5, source = "x" }
+gpus_in_node = { value = 2, source = "x" }
+
+[transitions]
+up_ms = { p5 = 10, p50 = 10, p95 = 10, source = "x" }
+down_ms = { p5 = 10, p50 = 10, p95 = 10, source = "x" }
+call_ms = { p50 = 5000, p95 = 5000, source = "x" }
+"""
+
+
+def test_gpus_share_a_node_where_the_table_says_so_and_their_calls_would_not_fit(
+    profile: Path, tmp_path: Path
+) -> None:
+    """Two changes of 5 s each in an iteration of 9 s: within half of that there is none."""
+    gpu = tmp_path / "pair.toml"
+
+    def planned(table: str, *options: str) -> tuple[str, list[str]]:
+        gpu.write_text(table)
+        asked: list[str | Path] = ["plan", profile, "--microbatches", "2", "--gpu", gpu, *options]
+        result = flyball(*asked, "--json")
+        assert json.loads(result.stdout)["num_switches"] == (0 if result.stderr else 2)
+        return flyball(*asked).stdout, result.stderr.splitlines()
+
+    shown, [note] = planned(NODE_OF_TWO)
+    assert shown.splitlines()[-1] == note
+    assert note.startswith(
+        "Assumed: 2 of these GPUs share a node, as they usually do. A plan for a"
+    )
+    assert "in one node setting its clocks takes 111 % of an iteration, which makes" in note
+    for table, options in (
+        (NODE_OF_TWO, ("--gpus-in-node", "1")),
+        (NODE_OF_TWO.replace("5000", "500"), ()),
+        (NODE_OF_TWO.replace("value = 2,", "value = 1,"), ()),
+        (NODE_OF_TWO.replace("gpus_in_node", "# gpus_in_node"), ()),
+        (NODE_OF_TWO, ("--transition-ms", "10")),
+    ):
+        shown, notes = planned(table, *options)
+        assert (notes, "Assumed" in shown) == ([], False)
+    assert "setting the clocks of 1" not in planned(NODE_OF_TWO, "--gpus-in-node", "1")[0]
+
+
+def test_of_capped_gpus_fixed_clocks_stand_before_a_plan_that_saves_little_more(
+    tmp_path: Path,
+) -> None:
+    """Forwards and backwards take the same time under every lock from 1400 MHz on."""
+    rows = [
+        f"0,{kind},{mhz},{time_s},{energy_j},{held_by}"
+        for kind in ("forward", "backward")
+        for mhz, time_s, energy_j, held_by in (
+            (1700, 1.0, 60, "power"),
+            (1550, 1.0, 60, "power"),
+            (1400, 1.0, 57, ""),
+            (1200, 1.2, 50, ""),
+        )
+    ]
+    profile = tmp_path / "capped.csv"
+    profile.write_text("\n".join(["stage,instruction,frequency,time,energy,held_by", *rows]))
+    asked: list[str | Path] = ["plan", profile, *ASKED]
+    lines = flyball(*asked).stdout.splitlines()
+    names = [line.split()[0] for line in lines[2:6]]
+    assert names == ["baseline", "constant", "global", "plan"]
+    limit = (
+        "clocks above 1400 MHz are not held (power): the baseline is what the GPUs do left alone"
+    )
+    assert lines[2].endswith(limit)
+    for line in lines[3:6]:
+        assert "saves 5.00 %, +0.00 % time" in line
+    assert lines[-1].startswith("Changing clocks saves only 0.00 points more than one clock per")
+    held = profile.read_text().replace("power", "")
+    profile.write_text(held)
+    assert "not held" not in flyball(*asked).stdout

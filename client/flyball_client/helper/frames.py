@@ -92,7 +92,8 @@ def step_plan_parts(plan: StepPlan) -> tuple[Header, bytes]:
     """Return a step's plan as header and body."""
     header: Header = {
         "step": plan.step,
-        "figures": [plan.slack, plan.planned_s, plan.saved_j],
+        "figures": [plan.slack, plan.saved_j, plan.slowness, plan.highest_s, plan.lower_s],
+        "counts_changes": plan.counts_changes,
     }
     return header, array("i", plan.clocks_mhz).tobytes()
 
@@ -103,9 +104,18 @@ def read_step_plan(header: Header, num_bytes: int, receive: Receive) -> StepPlan
     Raises:
         ValueError, KeyError, TypeError: It is none, or exceeds its bounds.
     """
-    slack, planned_s, saved_j = map(float, header["figures"])
+    slack, saved_j, slowness, highest_s, lower_s = map(float, header["figures"])
     clocks_mhz = array("i", receive(_checked_size(num_bytes, _INT_BYTES)))
-    return StepPlan(count_of(header["step"]), tuple(clocks_mhz), slack, planned_s, saved_j)
+    return StepPlan(
+        step=count_of(header["step"]),
+        clocks_mhz=tuple(clocks_mhz),
+        slack=slack,
+        saved_j=saved_j,
+        slowness=slowness,
+        highest_s=highest_s,
+        lower_s=lower_s,
+        counts_changes=header["counts_changes"] is True,
+    )
 
 
 def read_times(num_bytes: int, receive: Receive) -> tuple[float, ...]:
@@ -144,6 +154,7 @@ def plan_parts(plan: CompiledPlan) -> tuple[Header, bytes]:
         "measurement_detail": str(plan.measurement_detail),
         "num_timed_steps": plan.num_timed_steps,
         "has_step_plans": plan.has_step_plans,
+        "num_baseline": len(plan.baseline_cycle),
     }
     number_of = {kind: number for number, kind in enumerate(kinds)}
     integers: Iterable[Iterable[int]] = (
@@ -159,6 +170,7 @@ def plan_parts(plan: CompiledPlan) -> tuple[Header, bytes]:
         bytes(map(number_of.__getitem__, plan.kinds)),
         *(array("i", numbers).tobytes() for numbers in integers),
         array("d", (offset_s for _, _, offset_s in plan.requests)).tobytes(),
+        bytes(plan.baseline_cycle),
     )
     return header, b"".join(arrays)
 
@@ -174,7 +186,9 @@ def read_plan(header: Header, num_bytes: int, receive: Receive) -> CompiledPlan:
     cycle_length = count_of(header["cycle_length"], MAX_CYCLE_LENGTH)
     num_requests = count_of(header["num_requests"], num)
     num_integers = (3 + num_rows) * num + cycle_length + 2 * num_requests
-    if num_bytes != num + _INT_BYTES * num_integers + _FLOAT_BYTES * num_requests:
+    num_baseline = count_of(header["num_baseline"], MAX_CYCLE_LENGTH)
+    num_single = num + num_baseline
+    if num_bytes != num_single + _INT_BYTES * num_integers + _FLOAT_BYTES * num_requests:
         raise ValueError("the arrays have another size")
     kinds = [str(kind) for kind in header["kinds"][:MAX_KINDS]]
     numbers_of_kinds = receive(num)
@@ -206,6 +220,7 @@ def read_plan(header: Header, num_bytes: int, receive: Receive) -> CompiledPlan:
         measurement_detail=MeasurementDetail(header["measurement_detail"]),
         num_timed_steps=count_of(header["num_timed_steps"], MAX_TIMED_STEPS),
         has_step_plans=header["has_step_plans"] is True,
+        baseline_cycle=tuple(map(bool, receive(num_baseline))),
     )
 
 

@@ -112,8 +112,9 @@ class _DirectAgent:
         self._agent = owner.agent_maker()(planner, owner)
         self._agent.start()
 
-    def ask(self, question: StepLoad | StepDeadlines) -> None:
+    def ask(self, question: StepLoad | StepDeadlines) -> bool:
         self._agent.ask(question)
+        return True
 
     def stop(self) -> None:
         self._agent.stop()
@@ -133,8 +134,8 @@ class _HelperAgent:
             self._number = link.open(options, owner)
             self._link = _Shared.link = link
 
-    def ask(self, question: StepLoad | StepDeadlines) -> None:
-        self._link.ask(self._number, question)
+    def ask(self, question: StepLoad | StepDeadlines) -> bool:
+        return self._link.ask(self._number, question)
 
     def stop(self) -> None:
         self._link.stop(self._number)
@@ -247,10 +248,11 @@ class _Link:
             self._thread.start()
         return number
 
-    def ask(self, number: int, question: StepLoad | StepDeadlines) -> None:
-        """Ask a rank's agent about a step; without a helper nothing is answered."""
+    def ask(self, number: int, question: StepLoad | StepDeadlines) -> bool:
+        """Ask a rank's agent about a step; return whether there is a helper that may answer."""
         with self._lock:
             self._send(number, "ask", question)
+            return self._process is not None
 
     def stop(self, number: int) -> None:
         """Begin the end of an agent."""

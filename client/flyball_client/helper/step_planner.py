@@ -9,7 +9,13 @@ from queue import SimpleQueue
 from flyball_client.helper.planner_calls import PlannerThread
 from flyball_client.session.active_plan import given_mhz
 from flyball_client.steps.agreement import Coupling
-from flyball_client.steps.step_plans import AsksForSteps, StepDeadlines, StepLoad, StepPlan
+from flyball_client.steps.step_plans import (
+    AsksForSteps,
+    PlanKey,
+    StepDeadlines,
+    StepLoad,
+    StepPlan,
+)
 from flyball_pipeline.clock_rounding import ChangeDelays
 from flyball_pipeline.dag import DependencyDag
 from flyball_pipeline.errors import PipelineError
@@ -24,7 +30,13 @@ _logger = logging.getLogger(__name__)
 
 # Versions whose pipelines are kept: in force, awaited, and those of other numbers of microbatches.
 _MAX_KEPT = 6
+# An instruction that is so many delays of a change up long counts as settled after one.
+_SETTLED = 50
 _BACKWARDS = (InstructionKind.BACKWARD, InstructionKind.BACKWARD_INPUT)
+
+
+class OtherWorkError(PipelineError):
+    """Work that the plan knows no factors for; that of other steps may be known."""
 
 
 class StepPlanner(PlannerThread):
@@ -45,15 +57,19 @@ class StepPlanner(PlannerThread):
         self._coupling: Coupling = coupling
         self._supported_mhz = supported_mhz
         self._asked: SimpleQueue[StepLoad | StepDeadlines | None] = SimpleQueue()
-        self._kept: dict[int, RankPlan] = {}
+        self._kept: dict[PlanKey, RankPlan] = {}
+        # Of which it is logged that its steps get no plans.
+        self._refused: PlanKey | None = None
+        self._other_work: PlanKey | None = None
         self._pipeline: StepPipeline | None = None
         self._load: tuple[StepLoad, StepPipeline, list[float]] | None = None
 
     def keep(self, plan: RankPlan) -> None:
         """Keep a version that has a pipeline."""
-        kept = {version: each for version, each in self._kept.items() if version != plan.version}
+        key = PlanKey(plan.version, plan.plan_id)
+        kept = [(known, each) for known, each in self._kept.items() if known != key]
         # Replaced in one store: the thread reads it.
-        self._kept = dict([*kept.items(), (plan.version, plan)][-_MAX_KEPT:])
+        self._kept = dict([*kept, (key, plan)][-_MAX_KEPT:])
 
     def ask(self, question: StepLoad | StepDeadlines) -> None:
         """Answer through the rank's `step_timed`, or `step_planned`."""
@@ -74,31 +90,48 @@ class StepPlanner(PlannerThread):
 
     def _times_s(self, load: StepLoad) -> tuple[float, ...]:
         self._load = None
+        if load.plan == self._refused:
+            return ()
         try:
-            pipeline = self._pipeline_of(load.version)
-            factors = None if pipeline is None else pipeline.factors(load)
-            if pipeline is None or factors is None:
+            pipeline = self._pipeline_of(load.plan)
+            if pipeline is None:
                 return ()
+            factors = pipeline.factors(load)
             self._load = load, pipeline, factors
             return own_times(pipeline.retimed, factors)
-        except (PipelineError, CodecError) as error:
-            _logger.warning("%s: step %d has no plan of its own: %s", self._name, load.step, error)
+        except Exception as error:
+            self._refuse(load, error)
             return ()
 
     def _plan(self, deadlines: StepDeadlines) -> StepPlan:
         if self._load is None or self._load[0].step != deadlines.step:
             return StepPlan(deadlines.step)
-        _, pipeline, factors = self._load
+        load, pipeline, factors = self._load
         try:
-            return pipeline.plan(deadlines, factors)
-        except PipelineError as error:
-            _logger.warning(
-                "%s: step %d has no plan of its own: %s", self._name, deadlines.step, error
-            )
+            return pipeline.plan(load, deadlines, factors)
+        except Exception as error:
+            self._refuse(load, error)
             return StepPlan(deadlines.step)
 
-    def _pipeline_of(self, version: int) -> StepPipeline | None:
-        plan = self._kept.get(version)
+    def _refuse(self, load: StepLoad, error: Exception) -> None:
+        """Log once for each plan that a step gets none, and plan on only where others may."""
+        if isinstance(error, OtherWorkError):
+            if self._other_work == load.plan:
+                return
+            self._other_work = load.plan
+        else:
+            self._refused = load.plan
+        why = str(error) if isinstance(error, (PipelineError, CodecError)) else repr(error)
+        _logger.warning(
+            "%s: steps have no plans of their own under plan version %d, as step %d: %s",
+            self._name,
+            load.plan.version,
+            load.step,
+            why,
+        )
+
+    def _pipeline_of(self, key: PlanKey) -> StepPipeline | None:
+        plan = self._kept.get(key)
         if plan is None:
             return None
         if self._pipeline is None or self._pipeline.rank_plan is not plan:
@@ -144,16 +177,34 @@ class StepPipeline:
             plan_mhz=plan_mhz,
             delays=_delays(part),
         )
+        delays = self.retimed.delays
+        self._up_s = 0.0 if delays is None else delays.up_s
         clocks_mhz = self.retimed.clocks_mhz
+        self._highest_mhz = max(supported_mhz or clocks_mhz)
         self._given_mhz = dict(
             zip(clocks_mhz, given_mhz(clocks_mhz, supported_mhz or clocks_mhz), strict=True)
         )
 
-    def factors(self, load: StepLoad) -> list[float] | None:
-        """Return per node its time in the step over the planned one; None: not known."""
-        return work_factors(self._dag, load.work, self._coefficients, load.slowness)
+    def factors(self, load: StepLoad) -> list[float]:
+        """Return per node its time in the step over the planned one.
 
-    def plan(self, deadlines: StepDeadlines, factors: list[float]) -> StepPlan:
+        Raises:
+            OtherWorkError: It is not known.
+        """
+        num_stages = self.retimed.num_stages
+        slowness = (*load.slowness, *(1.0,) * num_stages)[:num_stages]
+        factors = work_factors(self._dag, load.work, self._coefficients, slowness)
+        if factors is None:
+            num = self._part.num_microbatches
+            raise OtherWorkError(
+                f"{len(load.work)} microbatches are announced, and the plan has {num}"
+                if len(load.work) != num
+                else "what lengths cost is not known yet",
+                field="work",
+            )
+        return factors
+
+    def plan(self, load: StepLoad, deadlines: StepDeadlines, factors: list[float]) -> StepPlan:
         """Return the plan of a step.
 
         Raises:
@@ -162,32 +213,38 @@ class StepPipeline:
         part = self._part
         own_s = own_times(self.retimed, factors)
         deadlines_s = [part.deadline_ratio * time_s for time_s in deadlines.greatest_s]
+        of_step, of_instruction = part.reserve
+        num_known = len(deadlines.in_force_mhz)
         clocks_mhz = retime(
             self.retimed,
             factors,
             deadlines_s,
-            in_force_mhz=deadlines.in_force_mhz,
-            reserve=StepReserve(*part.reserve),
+            in_force_mhz=deadlines.in_force_mhz if num_known == self.retimed.num_stages else (),
+            reserve=StepReserve(of_step, of_instruction + load.caution),
         )
-        power_w = part.waiting_power_w[self._stage]
+        stage, power_w = self._stage, part.waiting_power_w[self._stage]
         planned_s: list[float] = []
         saved_j: list[float] = []
         for node in self._own:
             points = self._points[node]
             ran = next(point for point in points if point.clock_mhz == clocks_mhz[node])
-            highest = max(points)
-            factor = factors[node]
+            highest, factor = max(points), factors[node]
             planned_s.append(factor * ran.time_s)
-            saved_j.append(
-                factor * (highest.energy_j - ran.energy_j - power_w * (highest.time_s - ran.time_s))
-            )
-        return StepPlan(
+            waited_j = power_w * (highest.time_s - ran.time_s)
+            saved_j.append(factor * (highest.energy_j - ran.energy_j - waited_j))
+        step_plan = StepPlan(
             step=deadlines.step,
             clocks_mhz=tuple(self._given_mhz[clocks_mhz[node]] for node in self._own),
             slack=max(0.0, 1 - math.fsum(own_s) / math.fsum(deadlines_s)),
-            planned_s=math.fsum(planned_s),
             saved_j=math.fsum(saved_j),
+            slowness=load.slowness[stage] if stage < len(load.slowness) else 1.0,
+            counts_changes=min(planned_s) >= _SETTLED * self._up_s,
         )
+        settled_s = [0.0, 0.0]
+        for place, (mhz, time_s) in enumerate(zip(step_plan.clocks_mhz, planned_s, strict=True)):
+            if step_plan.is_settled(place):
+                settled_s[mhz < self._highest_mhz] += time_s
+        return step_plan._replace(highest_s=settled_s[0], lower_s=settled_s[1])
 
 
 def _delays(part: RankPipeline) -> ChangeDelays | None:

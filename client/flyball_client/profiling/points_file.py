@@ -1,7 +1,7 @@
 """File of a measurement, to which each point is appended when it is measured.
 
-The file is a part of a profile: readers ignore its additional columns, with which the profiler
-resumes an interrupted run. Points whose clock was below the lock are stored in a separate file.
+The file is a part of a profile: readers ignore most of its additional columns, with which the
+profiler resumes an interrupted run. Points whose lock was lost are stored in a separate file.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from flyball_pipeline.instruction import InstructionKind
 from flyball_profiles.limited_file import read_bytes
 from flyball_profiles.measured_row import (
     CHUNK_COLUMN,
+    HELD_COLUMN,
+    LOST,
     RANK_COLUMNS,
     REQUIRED_COLUMNS,
     SCOPE_COLUMN,
@@ -62,7 +64,7 @@ def point_of(
 
 def _held_by(frequency_mhz: int, found: WindowEstimate) -> str | None:
     if found.sm_clock_mhz > frequency_mhz + TOLERANCE_MHZ:
-        return "lost"
+        return LOST
     floor_mhz = frequency_mhz - TOLERANCE_MHZ
     if found.sm_clock_mhz >= floor_mhz:
         return None
@@ -75,7 +77,7 @@ _EXTRA_COLUMNS = (
     "energy_error",
     "num_repetitions",
     "sm_clock",
-    "held_by",
+    HELD_COLUMN,
     "settled",
     "gpu",
     SCOPE_COLUMN,
@@ -109,19 +111,17 @@ class Measured:
 
 
 class PointsFile:
-    """Points appended to `OUT.csv`, or to `OUT.held.csv` where the clock was below the lock.
+    """Points appended to `OUT.csv`, or to `OUT.lost.csv` where the lock was lost.
 
     Args:
         file: `OUT.csv`.
         measured: Values of all rows.
-        keep_held: True: all points are written to `OUT.csv`.
     """
 
-    def __init__(self, file: Path, measured: Measured, *, keep_held: bool = False) -> None:
+    def __init__(self, file: Path, measured: Measured) -> None:
         self.file = file
-        self.held_file = file.with_name(f"{file.stem}.held{file.suffix}")
+        self.lost_file = file.with_name(f"{file.stem}.lost{file.suffix}")
         self.measured = measured
-        self.keep_held = keep_held
         self._is_new = False
 
     def begin(self) -> None:
@@ -141,7 +141,7 @@ class PointsFile:
             OSError: It cannot be written.
         """
         points: list[MeasuredPoint] = []
-        files = [file for file in (self.file, self.held_file) if self._has_header(file)]
+        files = [file for file in (self.file, self.lost_file) if self._has_header(file)]
         for file in files:
             try:
                 points += self._points_in(file)
@@ -162,10 +162,9 @@ class PointsFile:
         """
         if self._is_new:
             self.file.unlink(missing_ok=True)
-            self.held_file.unlink(missing_ok=True)
+            self.lost_file.unlink(missing_ok=True)
             self._is_new = False
-        is_aside = point.held_by is not None and not self.keep_held
-        file = self.held_file if is_aside else self.file
+        file = self.lost_file if point.held_by == LOST else self.file
         text = csv_text(self.measured.columns, [self._cells(point)])
         if file.exists():
             text = text.partition("\n")[2]
@@ -179,7 +178,7 @@ class PointsFile:
         """Return the number of this measurement's points on the disk."""
         if self._is_new:
             return 0
-        files = [file for file in (self.file, self.held_file) if file.exists()]
+        files = [file for file in (self.file, self.lost_file) if file.exists()]
         return sum(read_bytes(file).count(b"\n") - 1 for file in files)
 
     def _check_writable(self) -> None:
@@ -215,7 +214,7 @@ class PointsFile:
             "energy_error": point.energy_error_j,
             "num_repetitions": point.num_repetitions,
             "sm_clock": point.sm_clock_mhz,
-            "held_by": point.held_by,
+            HELD_COLUMN: point.held_by,
             "settled": int(point.is_settled),
             "gpu": self.measured.gpu_name,
             SCOPE_COLUMN: self.measured.energy_scope,
@@ -256,7 +255,7 @@ class PointsFile:
                 energy_error_j=float(cells["energy_error"]),
                 num_repetitions=int(cells["num_repetitions"]),
                 sm_clock_mhz=int(cells["sm_clock"]),
-                held_by=cells["held_by"] or None,
+                held_by=cells[HELD_COLUMN] or None,
                 is_settled=cells["settled"] == "1",
             )
         except ValueError as error:

@@ -36,6 +36,7 @@ from flyball_client.profiling.repetition import (
 from flyball_client.profiling.workload import Workload, WorkloadError, emulated_stage, load_workload
 from flyball_pipeline.instruction import InstructionKind
 from flyball_profiles.gpu_windows import GpuTableError
+from flyball_profiles.measured_row import LOST
 from flyball_profiles.stage_profile import ProfileError
 from flyball_wire.command.command import CommandError
 from flyball_wire.command.whole_file import cannot_write
@@ -64,11 +65,6 @@ def configure_run(parser: argparse.ArgumentParser) -> None:
     add_output(parser, required=True)
     parser.add_argument(
         "--resume", action="store_true", help="continue the file of an interrupted run"
-    )
-    parser.add_argument(
-        "--keep-held",
-        action="store_true",
-        help="also keep points that ran below the locked clock, instead of storing them separately",
     )
     add_option(
         parser, "--device", count(0), "N", "CUDA device number of the GPU, as in cuda:N", default=0
@@ -204,7 +200,7 @@ class RunResult:
 def as_json(result: RunResult) -> str:
     """Return the document of `--json`."""
     of = result.file.measured
-    held_aside = any(point.held_by for point in result.points) and not result.file.keep_held
+    has_lost = any(point.held_by == LOST for point in result.points)
     document = {
         "gpu": of.gpu_name,
         "emulated": result.is_emulated,
@@ -212,7 +208,7 @@ def as_json(result: RunResult) -> str:
         "chunk": of.chunk,
         **({"rank": dict(of.rank)} if of.rank else {}),
         "output": str(result.file.file),
-        "held_output": str(result.file.held_file) if held_aside else None,
+        "lost_output": str(result.file.lost_file) if has_lost else None,
         "stopped_at_mhz": {kind.value: mhz for kind, mhz in result.stopped_at_mhz.items()},
         "points": [_document(point) for point in result.points],
     }
@@ -221,7 +217,7 @@ def as_json(result: RunResult) -> str:
 
 def as_text(result: RunResult) -> str:
     """Return a table of the points, with remarks."""
-    of, keep_held = result.file.measured, result.file.keep_held
+    of = result.file.measured
     how = "emulated" if result.is_emulated else "measured"
     of_chunk = "" if of.chunk is None else f" chunk {of.chunk}"
     lines = [
@@ -242,15 +238,17 @@ def as_text(result: RunResult) -> str:
             f"error above the target of {100 * result.wanted_error:g} %: {num_vague} of"
             f" {len(result.points)} points; --max-point-s gives them more time"
         )
-    where = result.file.file if keep_held else result.file.held_file
     lines += [
         f"{point.kind} at {point.frequency_mhz} MHz ran at {point.sm_clock_mhz} MHz, "
-        + ("its lock was lost" if point.held_by == "lost" else f"limited by {point.held_by}")
-        + f"; it is in {where}"
+        + (
+            f"its lock was lost; it is in {result.file.lost_file}"
+            if point.held_by == LOST
+            else f"limited by {point.held_by}"
+        )
         for point in result.points
         if point.held_by is not None
     ]
-    num_written = sum(point.held_by is None or keep_held for point in result.points)
+    num_written = sum(point.held_by != LOST for point in result.points)
     earlier = f", {result.num_known} of an earlier run" if result.num_known else ""
     return "\n".join([*lines, f"{result.file.file}: {num_written} points{earlier}"])
 
@@ -336,7 +334,7 @@ def _measure(arguments: argparse.Namespace, gpu: GpuDevice, workload: Workload) 
         gpu_name=gpu.name,
         energy_scope=gpu.energy_scope(),
     )
-    file = PointsFile(arguments.output, measured, keep_held=arguments.keep_held)
+    file = PointsFile(arguments.output, measured)
     known = _begin(file, resume=arguments.resume)
     sweep = Sweep(workload.kinds, clocks_mhz, num_rises=arguments.rises, known=known)
     points = list(known)

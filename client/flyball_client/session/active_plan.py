@@ -70,6 +70,7 @@ def compile_plan(plan: RankPlan, *, stage: int, supported_mhz: tuple[int, ...]) 
         num_timed_steps=min(max(plan.num_timed_steps, 0), MAX_TIMED_STEPS),
         plan_id=plan.plan_id,
         has_step_plans=plan.pipeline is not None,
+        baseline_cycle=tuple(map(bool, plan.baseline_cycle)),
     )
 
 
@@ -121,7 +122,10 @@ def _check_size(plan: RankPlan) -> None:
     num, num_rows = len(plan.instructions), len(plan.cycle_rows)
     if num > MAX_INSTRUCTIONS:
         raise CodecError(f"it has {num} instructions, of which a rank takes {MAX_INSTRUCTIONS}")
-    if len(plan.cycle) > MAX_CYCLE_LENGTH or num_rows * num > MAX_PLAN_CLOCKS:
+    if (
+        max(len(plan.cycle), len(plan.baseline_cycle)) > MAX_CYCLE_LENGTH
+        or num_rows * num > MAX_PLAN_CLOCKS
+    ):
         raise CodecError(
             f"its cycle has {len(plan.cycle)} steps and {num_rows} rows of {num} clocks, of which a"
             f" rank takes {MAX_CYCLE_LENGTH} steps and {MAX_PLAN_CLOCKS} clocks of rows"

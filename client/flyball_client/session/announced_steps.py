@@ -9,6 +9,7 @@ from flyball_client.session.plan_cursor import CompiledPlan, PlanCursor
 from flyball_client.session.planner_link import PlannerLink
 from flyball_client.steps.agreement import AloneAgreement, Coupling, StepAgreement
 from flyball_client.steps.step_exchange import StepExchange
+from flyball_client.steps.step_plans import PlanKey
 from flyball_pipeline.work import StepWork
 from flyball_wire.messages import StepPlanReport
 
@@ -30,11 +31,17 @@ class AnnouncedSteps:
         self._has_logged = False
 
     def plan(self, agreement: StepAgreement | None, coupling: Coupling, *, first_step: int) -> None:
-        """Take part in one exchange for each step from `first_step` on, once `start` is called."""
+        """Take part in one exchange for each step from `first_step` on, once `start` is called.
+
+        Raises:
+            RuntimeError: It was called before.
+        """
+        if self._exchange is not None:
+            raise RuntimeError("plan_steps was called before")
         link = self._link
         self._exchange = StepExchange(
             agreement or AloneAgreement(),
-            ask=(lambda question: None) if link is None else link.ask,
+            ask=(lambda question: False) if link is None else link.ask,
             first_step=first_step,
             stage=self._stage,
             rank_name=self._rank_name,
@@ -62,6 +69,11 @@ class AnnouncedSteps:
             self._has_logged = True
             _logger.warning("%s: announced work is not used without plan_steps", self._rank_name)
 
+    def void(self, step: int) -> None:
+        """Let a step run at the highest clocks, since it is not the one that was announced."""
+        if self._exchange is not None:
+            self._exchange.void(step)
+
     def clocks(self, plan: CompiledPlan, step: int) -> tuple[int, ...]:
         """Return the step's own clocks, or the highest, MHz."""
         return plan.highest_mhz if self._exchange is None else self._exchange.clocks(plan, step)
@@ -76,17 +88,29 @@ class AnnouncedSteps:
         """
         if self._exchange is None:
             return
-        has_plans = following is not None and following.has_step_plans
+        num = 0 if cursor is None else len(cursor.plan.kinds)
         self._exchange.begin(
             step,
-            next_version=following.version if has_plans and following is not None else None,
-            last_mhz=0 if cursor is None else cursor.clocks_mhz[len(cursor.plan.kinds) - 1],
+            next_plan=key_of(following) if following and following.has_step_plans else None,
+            last_mhz=cursor.clocks_mhz[num - 1] if cursor is not None and num else 0,
         )
 
     def end(
-        self, step: int, version: int | None, computed_s: Callable[[], float]
+        self, step: int, plan: CompiledPlan | None
     ) -> tuple[StepWork | None, StepPlanReport | None]:
-        """Return the work of a step that has run, and its own plan; see StepExchange."""
+        """Return the work of a step that has run, and its own plan; None: not as planned."""
         if self._exchange is None:
             return None, None
-        return self._exchange.end(step, version, computed_s)
+        return self._exchange.end(step, None if plan is None else key_of(plan))
+
+    def learn(
+        self, step: int, times_s: Callable[[], Sequence[float]], cursor: PlanCursor | None
+    ) -> None:
+        """Learn from a step that has ended, once the next one's clock is requested."""
+        if self._exchange is not None and cursor is not None:
+            self._exchange.learn(step, times_s, cursor.plan.highest_sm_clock_mhz)
+
+
+def key_of(plan: CompiledPlan) -> PlanKey:
+    """Return what tells a plan from others."""
+    return PlanKey(plan.version, plan.plan_id)

@@ -166,15 +166,11 @@ class TimingRecorder:
         rows = self._ended
         return number_of_microbatches(begun[:2] for begun in rows.begun[: rows.num_rows])
 
-    def computed_s(self) -> float:
-        """Return the time of the running step's computations so far, s, without waits."""
-        rows = self._running
-        return sum(
-            max(0.0, ended_s - begun[4] - waited_s)
-            for begun, ended_s, waited_s in zip(
-                rows.begun[: rows.num_rows], rows.ended_s, rows.waited_s, strict=False
-            )
-        )
+    def compute_times_s(self) -> list[float]:
+        """Return the time of each computation of the last completed step, s, without waits."""
+        rows = self._ended
+        columns = zip(rows.begun[: rows.num_rows], rows.ended_s, rows.waited_s, strict=False)
+        return [max(0.0, ended_s - begun[4] - waited_s) for begun, ended_s, waited_s in columns]
 
     def last_step(self) -> tuple[InstructionTiming, ...]:
         """Return the timings of the last completed step, in the order of execution."""

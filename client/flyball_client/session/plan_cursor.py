@@ -37,6 +37,8 @@ class CompiledPlan:
             whatever the detail.
         plan_id: Identity of the plan beside its version; None: not given.
         has_step_plans: True: steps have clocks of their own, or the highest.
+        baseline_cycle: By step of the cycle, True where a comparison's baseline runs, and no step
+            has clocks of its own; empty: no comparison.
     """
 
     version: int
@@ -52,6 +54,7 @@ class CompiledPlan:
     num_timed_steps: int = 0
     plan_id: str | None = None
     has_step_plans: bool = False
+    baseline_cycle: tuple[bool, ...] = ()
 
     @cached_property
     def highest_mhz(self) -> tuple[int, ...]:
@@ -86,7 +89,8 @@ class CompiledPlan:
         """
         if own_clocks is None or not self.has_step_plans:
             return None
-        if self.cycle_mhz and self.clocks_in_step_mhz(step - first_step) != self.sm_clocks_mhz:
+        cycle = self.baseline_cycle
+        if cycle and cycle[(step - first_step) % len(cycle)]:
             return None
         return own_clocks(self, step)
 
@@ -198,8 +202,12 @@ class PlanCursor:
             self.clocks_mhz = (*own_mhz, *own_mhz[-1:])
             self.timed, self._timed_positions, self._is_own = {}, frozenset(), True
         else:
-            next_mhz = self.plan.clocks_in_step_mhz(num_steps + 1)
-            clocks_mhz = (*self.plan.clocks_in_step_mhz(num_steps), *next_mhz[:1])
+            clocks_mhz = self.plan.clocks_in_step_mhz(num_steps)
+            if self.plan.has_step_plans:
+                # The next step's first clock is its own, and requested once it is known.
+                clocks_mhz += clocks_mhz[-1:]
+            else:
+                clocks_mhz += self.plan.clocks_in_step_mhz(num_steps + 1)[:1]
             if self._is_own or clocks_mhz != self.clocks_mhz:
                 self.clocks_mhz, self._is_own = clocks_mhz, False
                 self._find_timed()

@@ -71,10 +71,9 @@ class PlannerLink:
         self._steps = steps
         self._spec = replace(self._spec, coupling=coupling)
 
-    def ask(self, question: StepLoad | StepDeadlines) -> None:
-        """Ask the agent about a step; while there is none, nothing is answered."""
-        if self._agent is not None:
-            self._agent.ask(question)
+    def ask(self, question: StepLoad | StepDeadlines) -> bool:
+        """Ask the agent about a step; return whether there is one that may answer."""
+        return self._agent is not None and self._agent.ask(question)
 
     def start(self) -> None:
         """Start the agent, as soon as the start is known; may be called once.

@@ -239,7 +239,6 @@ class RankSession:
             self._governor.start(strict=self._is_strict)
             if self._link is not None:
                 self._link.start()
-            self._steps.start()
         except Exception as error:
             if self._is_strict:
                 self.close()
@@ -248,6 +247,8 @@ class RankSession:
             if self._link is not None:
                 self._link.stop()
                 self._link = None
+        # Also without a planner: other ranks wait for this one.
+        self._steps.start()
 
     def close(self) -> None:
         """Restore the clock and post the last measurements; may be called repeatedly."""
@@ -256,8 +257,8 @@ class RankSession:
         self._turn_off()
         if self._cancel_end is not None:
             self._cancel_end()
-        self._steps.close()
         self._governor.close()
+        self._steps.close()
         self._recorder.close()
         if self._is_started and self._link is not None:
             self._link.stop()
@@ -379,6 +380,8 @@ class RankSession:
             self._governor.give_up(error)
         self._current_step += 1
         self._request_first_clock()
+        times_s = self._recorder.timings.compute_times_s
+        self._steps.learn(self._current_step - 1, times_s, self._cursor)
 
     def on_step_failed(self) -> None:
         """Abort the training step; the clock is restored until the next one.
@@ -391,6 +394,8 @@ class RankSession:
         self._current_step += 1
         self._begun = None
         self._active_plan.break_off_step()
+        # It is tried again, perhaps, and the next one's work was another's.
+        self._steps.void(self._current_step)
         self._governor.pause()
         if self._emulated is not None:
             self._tell(self._emulated.break_off)
@@ -569,11 +574,8 @@ class RankSession:
         self._note_begun()
         cursor = self._cursor
         is_planned = cursor is not None and cursor.surprise is None
-        work, step_plan = self._steps.end(
-            self._current_step,
-            self.active_version if is_planned else None,
-            self._recorder.timings.computed_s,
-        )
+        ran = cursor.plan if is_planned and cursor and self.active_version is not None else None
+        work, step_plan = self._steps.end(self._current_step, ran)
         self._recorder.end_step(
             step=self._current_step,
             plan_version=self.active_version,

@@ -13,16 +13,18 @@ from __future__ import annotations
 
 import json
 import logging
+import math
+import operator
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
-from statistics import median
+from contextlib import suppress
 from typing import NamedTuple, TypeVar
 
 from flyball_client.session.plan_cursor import CompiledPlan
 from flyball_client.steps.agreement import AgreementError, Pending, StepAgreement
-from flyball_client.steps.step_plans import StepDeadlines, StepLoad, StepPlan
+from flyball_client.steps.rank_slowness import RankSlowness, Slowness
+from flyball_client.steps.step_plans import PlanKey, StepDeadlines, StepLoad, StepPlan
 from flyball_pipeline.errors import PipelineError
 from flyball_pipeline.work import StepWork, checked_work, step_work
 from flyball_wire.messages import StepPlanReport
@@ -32,14 +34,15 @@ _logger = logging.getLogger(__name__)
 TIMEOUT_S = 300.0
 """Time in s for the other ranks to come to an exchange: that of a checkpoint or an evaluation."""
 
-# Time in s for the helper's answer; it may be starting again.
+# Time in s for the helper's answer.
 _HELPER_TIMEOUT_S = 10.0
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.0005, 0.01
+# Pauses between two looks at an exchange, s: the longest is a share of a step's time.
+_FIRST_PAUSE_S, _PAUSE_OF_STEP, _PAUSES_S = 0.0005, 0.02, (0.01, 0.1)
 _JOIN_S = 0.5
 # Steps whose work or plan is kept until they have run.
 _MAX_KEPT = 64
-# A rank counts as slow from this share on, in the median of its last steps.
-_SLOW, _NUM_RATIOS = 1.02, 5
+# Exchanges in a row that were over too late, from which on that is said.
+_MANY_LATE = 10
 
 T = TypeVar("T")
 
@@ -55,15 +58,25 @@ class _Announced(NamedTuple):
     slowest_s: float | None
 
 
+class _Decided(NamedTuple):
+    """What a step runs."""
+
+    step: int
+    plan: PlanKey
+    #: None: the highest clocks.
+    own: StepPlan | None
+
+
 class StepExchange:
     """Announced work, exchanges and decided clocks of one rank.
 
-    `announce`, `begin`, `clocks` and `end` are called by the thread of the hooks and do no I/O;
-    `step_timed` and `step_planned` by the one that the helper's answers come on.
+    `announce`, `begin`, `clocks`, `end` and `learn` are called by the thread of the hooks and do no
+    I/O; `step_timed`, `step_planned` and `helper_ended` by the one that the helper's answers come
+    on.
 
     Args:
         agreement: Exchanges with the other ranks; closed here.
-        ask: Asks the helper.
+        ask: Asks the helper, and returns whether there is one.
         first_step: Number of the first step.
         stage: Stage of this rank.
         rank_name: Job and rank, for the log.
@@ -74,7 +87,7 @@ class StepExchange:
         self,
         agreement: StepAgreement,
         *,
-        ask: Callable[[StepLoad | StepDeadlines], None],
+        ask: Callable[[StepLoad | StepDeadlines], bool],
         first_step: int,
         stage: int,
         rank_name: str,
@@ -83,23 +96,24 @@ class StepExchange:
         self._agreement, self._ask, self._timeout_s = agreement, ask, timeout_s
         self._first_step, self._stage, self._rank_name = first_step, stage, rank_name
         self._announced: dict[int, _Announced] = {}
-        #: Work of steps that are to come or run, as all ranks of the pipeline know it.
+        # A rank that does not read the batch announces nothing, and waits for nothing.
+        self._announces = False
+        # Work of steps that are to come or run, as all ranks of the pipeline know it.
         self._works: dict[int, StepWork] = {}
-        #: Plans of steps to come, with their version.
-        self._plans: dict[int, tuple[int, StepPlan]] = {}
-        self._decided: tuple[int, int, StepPlan | None] | None = None
-        self._begun = first_step - 1
-        # Of the step after the begun one, and of the begun one.
-        self._next_version: int | None = None
+        # Plans of steps to come.
+        self._plans: dict[int, tuple[PlanKey, StepPlan]] = {}
+        self._decided: _Decided | None = None
+        self._begun, self._voided = first_step - 1, first_step - 1
+        self._begun_s, self._longest_pause_s = time.monotonic(), _PAUSES_S[0]
+        # Of the step after the begun one, and the last clock of the begun one.
+        self._next_plan: PlanKey | None = None
         self._last_mhz = 0
-        self._ratios: deque[float] = deque(maxlen=_NUM_RATIOS)
-        self._ratios_of: int | None = None
+        self._slowness = RankSlowness()
         self._news = threading.Event()
         self._times: tuple[int, tuple[float, ...]] | None = None
         self._planned: StepPlan | None = None
-        self._is_stopping = False
-        self._is_over = False
-        self._has_logged = False
+        self._is_stopping = self._has_logged = False
+        self._num_late = 0
         self._thread = threading.Thread(target=self._run, name="flyball-exchange", daemon=True)
 
     def start(self) -> None:
@@ -112,36 +126,60 @@ class StepExchange:
         self._news.set()
         if self._thread.ident is not None and self._thread is not threading.current_thread():
             self._thread.join(_JOIN_S)
-        self._agreement.close()
+        with suppress(Exception):
+            self._agreement.close()
 
     # ------------------------------------------------------------------ the hooks
 
     def announce(
         self, step: int, work: Sequence[float | Sequence[float]], slowest_s: float | None
     ) -> None:
-        """Announce a step's work; what is no work is logged once, and the step has none."""
+        """Announce a step's work; what cannot be used is logged once, and the step has none."""
+        self._announces = True
         try:
-            self._announced[step] = _Announced(step_work(work), slowest_s)
-        except (PipelineError, TypeError, ValueError) as error:
+            number = operator.index(step)
+            if slowest_s is not None and not 0 < slowest_s < math.inf:
+                raise PipelineError("must be a time above 0 s", field="slowest_s")
+            announced = _Announced(step_work(work), slowest_s)
+        except Exception as error:
             if not self._has_logged:
                 self._has_logged = True
                 _logger.warning(
-                    "%s: the work of step %d is not used: %s", self._rank_name, step, error
+                    "%s: the work of step %s is not used: %s", self._rank_name, step, error
                 )
-        for late in [each for each in self._announced if each <= self._begun]:
-            del self._announced[late]
+            return
+        if self._works.get(number, announced.work) != announced.work:
+            self.void(number)  # what was announced before was wrong
+        self._announced[number] = announced
+        self._keep_work(number, announced.work)
+        for late in tuple(self._announced):
+            if late <= self._begun:
+                self._announced.pop(late, None)
         self._news.set()
 
-    def begin(self, step: int, *, next_version: int | None, last_mhz: int) -> None:
+    def void(self, step: int) -> None:
+        """Let a step run at the highest clocks: it is not the one that was announced."""
+        self._voided = step
+        self._plans.pop(step, None)
+        self._works.pop(step, None)
+
+    def begin(self, step: int, *, next_plan: PlanKey | None, last_mhz: int) -> None:
         """Note that a step has begun.
 
         Args:
             step: Number of the step.
-            next_version: Version of the plan in force at the next one; None: it has no step plans.
+            next_plan: Plan in force at the next one; None: it has no step plans.
             last_mhz: Clock of the step's last instruction on this rank, MHz; 0: not known.
         """
-        self._next_version, self._last_mhz = next_version, last_mhz
+        now_s = time.monotonic()
+        took_s, self._begun_s = now_s - self._begun_s, now_s
+        self._longest_pause_s = min(max(_PAUSE_OF_STEP * took_s, _PAUSES_S[0]), _PAUSES_S[1])
+        self._next_plan, self._last_mhz = next_plan, last_mhz
         self._begun = step
+        for kept in (self._plans, self._works):
+            for late in tuple(kept):
+                if late < step:
+                    kept.pop(late, None)
         self._news.set()
 
     def clocks(self, plan: CompiledPlan, step: int) -> tuple[int, ...]:
@@ -149,42 +187,40 @@ class StepExchange:
 
         The first call decides, as the step before ends.
         """
-        if self._decided is None or self._decided[:2] != (step, plan.version):
-            found = self._plans.get(step)
-            is_own = found is not None and found[0] == plan.version
-            has_all = is_own and found is not None and len(found[1].clocks_mhz) == len(plan.kinds)
-            self._decided = step, plan.version, found[1] if has_all and found else None
-            for late in [each for each in tuple(self._plans) if each <= step]:
-                self._plans.pop(late, None)
-        own = self._decided[2]
-        return plan.highest_mhz if own is None else own.clocks_mhz
+        key = PlanKey(plan.version, plan.plan_id)
+        decided = self._decided
+        if decided is None or (decided.step, decided.plan) != (step, key):
+            found_for, own = self._plans.pop(step, (None, None))
+            if own is None or found_for != key or len(own.clocks_mhz) != len(plan.kinds):
+                own = None
+            self._decided = decided = _Decided(step, key, own)
+        return plan.highest_mhz if decided.own is None else decided.own.clocks_mhz
 
-    def end(
-        self, step: int, version: int | None, computed_s: Callable[[], float]
-    ) -> tuple[StepWork | None, StepPlanReport | None]:
+    def end(self, step: int, plan: PlanKey | None) -> tuple[StepWork | None, StepPlanReport | None]:
         """Return the work of a step that has run, and its own plan.
 
         Args:
             step: Number of the step.
-            version: Version of the plan that it ran; None: none, or not as planned.
-            computed_s: Returns the time of its instructions, s.
+            plan: Plan that it ran; None: none, or not as planned.
         """
-        work = self._works.pop(step, None)
-        for late in [each for each in tuple(self._works) if each < step]:
-            self._works.pop(late, None)
-        decided = self._decided
-        if decided is None or decided[:2] != (step, version) or decided[2] is None:
+        work, decided = self._works.pop(step, None), self._decided
+        if decided is None or decided.own is None or (decided.step, decided.plan) != (step, plan):
+            self._decided = None
             return work, None
-        plan = decided[2]
-        if self._ratios_of != version:
-            # Another plan assumes other times.
-            self._ratios_of = version
-            self._ratios.clear()
-        if plan.planned_s > 0:
-            # What was planned counts the slowness that was known before.
-            self._ratios.append(computed_s() / plan.planned_s * plan.slowness)
-        mhz = plan.clocks_mhz
-        return work, (plan.slack, min(mhz), max(mhz), plan.saved_j)
+        own = decided.own
+        return work, (own.slack, min(own.clocks_mhz), max(own.clocks_mhz), own.saved_j)
+
+    def learn(self, step: int, times_s: Callable[[], Sequence[float]], highest_mhz: int) -> None:
+        """Learn from a step that has ended how slow this rank is.
+
+        Args:
+            step: Number of the step.
+            times_s: Returns the time of each of its instructions, s.
+            highest_mhz: Highest clock of the GPU, MHz.
+        """
+        decided = self._decided
+        if decided is not None and decided.own is not None and decided.step == step:
+            self._slowness.add(decided.plan, decided.own, times_s(), highest_mhz)
 
     # ------------------------------------------------------------------ the helper's answers
 
@@ -212,7 +248,6 @@ class StepExchange:
             why = str(error)
         except Exception as error:
             why = repr(error)
-        self._is_over = True
         self._plans.clear()
         _logger.warning(
             "%s: steps have no plans of their own from now on, and run at the highest clocks"
@@ -225,72 +260,95 @@ class StepExchange:
         self._until(lambda: self._is_due(step) or None, None)
         announced = self._announced.pop(step, None)
         # None: it is too late for a plan.
-        version = self._next_version if self._begun < step else None
-        load, in_force_mhz = self._gather(step, version, announced)
+        plan = None if self._is_late(step) else self._next_plan
+        load, in_force_mhz = self._gather(step, plan, announced)
         times_s = () if load is None else self._times_of(load)
-        greatest_s = self._greatest(step, version, times_s)
+        greatest_s = self._greatest(step, plan, times_s)
         if load is None or not greatest_s:
             return
         if announced is not None and announced.slowest_s is not None:
             greatest_s = (*greatest_s[:-1], max(greatest_s[-1], announced.slowest_s))
-        self._planned = None
-        self._ask(StepDeadlines(step, greatest_s, in_force_mhz))
-        planned = self._until(lambda: self._plan_of(step), _HELPER_TIMEOUT_S)
-        if planned is not None and planned.clocks_mhz and step > self._begun:
-            slowness = load.slowness[self._stage]
-            self._plans[step] = load.version, planned._replace(slowness=slowness)
+        planned = self._plan_of(StepDeadlines(step, greatest_s, in_force_mhz))
+        if self._begun >= step:
+            self._note_late()
+            return
+        self._num_late = 0
+        if planned is not None and planned.clocks_mhz:
+            self._plans[step] = load.plan, planned
+            if self._voided == step:  # meanwhile
+                self._plans.pop(step, None)
+
+    def _is_late(self, step: int) -> bool:
+        """Return whether a step gets no plan any more."""
+        return self._begun >= step or self._voided == step
+
+    def _note_late(self) -> None:
+        self._num_late += 1
+        if self._num_late == _MANY_LATE:
+            _logger.warning(
+                "%s: %d exchanges in a row were over only after their step had begun, which ran at"
+                " the highest clocks: announce work earlier, or steps are too short",
+                self._rank_name,
+                _MANY_LATE,
+            )
 
     def _is_due(self, step: int) -> bool:
-        """Return whether a step's exchange begins: it is announced, or has begun without."""
-        return self._begun >= step or (self._begun == step - 1 and step in self._announced)
+        """Return whether a step's exchange begins, at the latest as the step itself does.
+
+        A rank that announces waits for what it announces.
+        """
+        is_next = self._begun == step - 1
+        return self._begun >= step or (is_next and (step in self._announced or not self._announces))
 
     def _gather(
-        self, step: int, version: int | None, announced: _Announced | None
+        self, step: int, plan: PlanKey | None, announced: _Announced | None
     ) -> tuple[StepLoad | None, tuple[int, ...]]:
         """Return the step's load, and by stage the clock that is in force before it, MHz.
 
-        None: the ranks have no work, or not the same version. Empty: a clock is not known.
+        None: the ranks have no work, or not the same plan. Empty: a clock is not known.
         """
         own = _Said(
             step=step,
-            version=version,
+            plan=plan,
             stage=self._stage,
             last_mhz=self._last_mhz,
-            slowness=self._slowness(),
-            work=None if announced is None else announced.work,
+            slowness=Slowness() if plan is None else self._slowness.of(plan),
         )
-        messages = self._result_of(self._agreement.gather(own.as_bytes()))
-        said = [_Said.from_bytes(message) for message in messages]
+        message = own.as_bytes(None if announced is None else announced.work)
+        said, works = _read_all(self._result_of(self._agreement.gather(message)))
         steps = {each.step for each in said}
         if len(steps) > 1:
             raise AgreementError(
                 f"ranks of the pipeline are at different steps, {min(steps)} and {max(steps)}"
             )
-        works = {each.work for each in said if each.work is not None}
         if len(works) > 1:
             raise AgreementError(f"ranks announce different work for step {step}")
         if not works:
             return None, ()
         [work] = works
-        self._works[step] = work
-        while len(self._works) > _MAX_KEPT:
-            self._works.pop(min(self._works), None)
-        if version is None or {each.version for each in said} != {version}:
+        self._keep_work(step, work)
+        if plan is None or {each.plan for each in said} != {plan}:
             return None, ()
         num_stages = 1 + max(each.stage for each in said)
         slowness, in_force_mhz = [1.0] * num_stages, [0] * num_stages
         for each in said:
-            slowness[each.stage] = max(slowness[each.stage], each.slowness)
+            slowness[each.stage] = max(slowness[each.stage], each.slowness.at_highest)
             in_force_mhz[each.stage] = max(in_force_mhz[each.stage], each.last_mhz)
-        load = StepLoad(step, version, work, tuple(slowness))
+        caution = max(each.slowness.below for each in said)
+        load = StepLoad(step, plan, work, tuple(slowness), caution)
         return load, tuple(in_force_mhz) if all(in_force_mhz) else ()
 
+    def _keep_work(self, step: int, work: StepWork) -> None:
+        self._works[step] = work
+        for oldest in sorted(self._works)[:-_MAX_KEPT]:
+            self._works.pop(oldest, None)
+
     def _greatest(
-        self, step: int, version: int | None, times_s: tuple[float, ...]
+        self, step: int, plan: PlanKey | None, times_s: tuple[float, ...]
     ) -> tuple[float, ...]:
         """Return the slowest pipeline's times; empty: not all pipelines have the step's."""
         # Each number and its negative: the greatest of both are equal only if all ranks' are.
-        common = (step, version or 0, len(times_s))
+        common = (step, 0 if plan is None else plan.version, len(times_s))
         numbers = [number for each in common for number in (float(each), -float(each))]
         first_s = times_s[0] if times_s else 0.0
         found = self._result_of(self._agreement.greatest([*numbers, first_s]))
@@ -308,24 +366,36 @@ class StepExchange:
     def _times_of(self, load: StepLoad) -> tuple[float, ...]:
         """Return the helper's answer; empty: there is none."""
         self._times = None
-        self._ask(load)
 
         def answer() -> tuple[float, ...] | None:
             times = self._times
             return times[1] if times is not None and times[0] == load.step else None
 
-        return self._until(answer, _HELPER_TIMEOUT_S) or ()
+        return self._answer_to(load, answer) or ()
 
-    def _plan_of(self, step: int) -> StepPlan | None:
-        planned = self._planned
-        return planned if planned is not None and planned.step == step else None
+    def _plan_of(self, deadlines: StepDeadlines) -> StepPlan | None:
+        self._planned = None
 
-    def _slowness(self) -> float:
-        """Return by how much this rank is slower than its plan assumes, at least 1."""
-        if len(self._ratios) < _NUM_RATIOS:
-            return 1.0
-        slowness = median(self._ratios)
-        return round(slowness, 2) if slowness >= _SLOW else 1.0
+        def answer() -> StepPlan | None:
+            planned = self._planned
+            return planned if planned is not None and planned.step == deadlines.step else None
+
+        return self._answer_to(deadlines, answer)
+
+    def _answer_to(
+        self, question: StepLoad | StepDeadlines, answer: Callable[[], T | None]
+    ) -> T | None:
+        """Return the helper's answer; None: it has ended, or the step has begun meanwhile."""
+        give_up_s = time.monotonic() + _HELPER_TIMEOUT_S
+        is_asked = self._ask(question)
+
+        def poll() -> tuple[T | None] | None:
+            is_over = not is_asked or self._is_late(question.step) or time.monotonic() > give_up_s
+            found = answer()
+            return (found,) if found is not None or is_over else None
+
+        polled = self._until(poll, None, longest_wait_s=_PAUSES_S[1])
+        return None if polled is None else polled[0]
 
     def _result_of(self, pending: Pending[T]) -> T:
         found = self._until(pending.result, self._timeout_s)
@@ -333,8 +403,13 @@ class StepExchange:
             raise AgreementError(f"other ranks did not come within {self._timeout_s:g} s")
         return found
 
-    def _until(self, poll: Callable[[], T | None], timeout_s: float | None) -> T | None:
-        """Return what is polled once it is there; None: not within the time."""
+    def _until(
+        self, poll: Callable[[], T | None], timeout_s: float | None, longest_wait_s: float = _JOIN_S
+    ) -> T | None:
+        """Return what is polled once it is there; None: not within the time.
+
+        Without a time-out news come by `_news`, and it is looked at the longest wait's end as well.
+        """
         give_up_s = None if timeout_s is None else time.monotonic() + timeout_s
         pause_s = _FIRST_PAUSE_S
         while True:
@@ -345,43 +420,49 @@ class StepExchange:
                 return found
             if give_up_s is not None and time.monotonic() >= give_up_s:
                 return None
-            # Without a time-out only the hooks bring news.
-            self._news.wait(_JOIN_S if give_up_s is None else pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            self._news.wait(longest_wait_s if give_up_s is None else pause_s)
+            pause_s = min(2 * pause_s, self._longest_pause_s)
 
 
 class _Said(NamedTuple):
-    """What one rank says of a step."""
+    """What one rank says of a step, beside its work."""
 
     step: int
-    #: Version of its plan; None: it has none, or it is late.
-    version: int | None
+    #: None: it has no plan, or it is late.
+    plan: PlanKey | None
     stage: int
     #: Clock that is in force as the step before ends, MHz; 0: not known.
     last_mhz: int
-    slowness: float
-    work: StepWork | None
+    slowness: Slowness
 
-    def as_bytes(self) -> bytes:
-        return json.dumps(self).encode()
+    def as_bytes(self, work: StepWork | None) -> bytes:
+        """Return a message: this in a line, and the work in another."""
+        return b"\n".join(json.dumps(part).encode() for part in (self, work))
 
-    @classmethod
-    def from_bytes(cls, message: bytes) -> _Said:
-        """Read what another rank says.
 
-        Raises:
-            AgreementError: It is not understood: the rank runs another version of Flyball.
-        """
-        try:
-            step, version, stage, last_mhz, slowness, work = json.loads(message)
-            checked = None if work is None else checked_work(work)
-            return cls(
-                int(step),
-                None if version is None else int(version),
-                int(stage),
-                int(last_mhz),
-                float(slowness),
-                checked,
+def _read_all(messages: Sequence[bytes]) -> tuple[list[_Said], set[StepWork]]:
+    """Return what ranks say, and the different works among it.
+
+    Raises:
+        AgreementError: It is not understood: a rank runs another version of Flyball.
+    """
+    said: list[_Said] = []
+    works: set[bytes] = set()
+    try:
+        for message in messages:
+            line, _, work = message.partition(b"\n")
+            step, plan, stage, last_mhz, slowness = json.loads(line)
+            said.append(
+                _Said(
+                    int(step),
+                    None if plan is None else PlanKey(int(plan[0]), plan[1]),
+                    int(stage),
+                    int(last_mhz),
+                    Slowness(*map(float, slowness)),
+                )
             )
-        except (ValueError, TypeError) as error:
-            raise AgreementError(f"another rank's message is not understood: {error}") from None
+            works.add(work)
+        found = [json.loads(work) for work in works]
+        return said, {checked_work(work) for work in found if work is not None}
+    except (ValueError, TypeError) as error:
+        raise AgreementError(f"another rank's message is not understood: {error}") from None

@@ -7,15 +7,24 @@ from typing import NamedTuple, Protocol
 from flyball_pipeline.work import StepWork
 
 
+class PlanKey(NamedTuple):
+    """A version of a plan; a restored planner may give a version's number to another plan."""
+
+    version: int
+    plan_id: str | None
+
+
 class StepLoad(NamedTuple):
     """Work of a step: how long does the pipeline take at its highest clocks?"""
 
     step: int
-    #: Version of the plan that the step belongs to.
-    version: int
+    #: Plan that the step belongs to.
+    plan: PlanKey
     work: StepWork
-    #: Per stage, the time of its slowest GPU over what the plan assumes.
+    #: Per stage, the time of its slowest GPU over what the plan assumes; further stages: 1.
     slowness: tuple[float, ...]
+    #: Share by which instructions below the highest clock took longer than planned, at most.
+    caution: float
 
 
 class StepDeadlines(NamedTuple):
@@ -36,12 +45,20 @@ class StepPlan(NamedTuple):
     clocks_mhz: tuple[int, ...] = ()
     #: Share of the step's deadline that the pipeline would wait at its highest clocks.
     slack: float = 0.0
-    #: Time of this rank's instructions at these clocks, s.
-    planned_s: float = 0.0
     #: Energy that this rank saves by them, net of waiting, J.
     saved_j: float = 0.0
-    #: Slowness of this rank's stage that it counts.
+    #: Slowness of this rank's stage that its times contain.
     slowness: float = 1.0
+    #: Time of the settled instructions at the highest clock, and of those below it, s. Settled is
+    #: an instruction at the clock of the one before, and with `counts_changes` every one.
+    highest_s: float = 0.0
+    lower_s: float = 0.0
+    counts_changes: bool = False
+
+    def is_settled(self, place: int) -> bool:
+        """Return whether an instruction's clock is in force from its begin on, nearly."""
+        mhz = self.clocks_mhz
+        return self.counts_changes or (place > 0 and mhz[place] == mhz[place - 1])
 
 
 class AsksForSteps(Protocol):

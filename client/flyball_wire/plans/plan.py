@@ -134,11 +134,13 @@ class Prediction:
         energy_j: energy of one iteration of all that is planned, J.
         baseline_iteration_time_s: iteration time of the baseline, s.
         baseline_energy_j: energy of the baseline, J.
-        lower_bound_j: no plan at this iteration time needs less, J; None: unknown.
+        lower_bound_j: no plan within the target needs less, J; of a power budget, no plan at this
+            iteration time. None: unknown.
         compared: plans without a clock change, as in `PredictedIteration`.
         saving_sources: saving by source; None: unknown.
-        late_changes_j: energy for clock changes that take effect late, at the same iteration
-            time, J.
+        late_changes_j: energy that late clock changes cost, J: beyond that of the plan found for
+            the target as if they came at once, or, where no such plan was sought, beyond that of
+            the same clocks in the same iteration time.
         stages: predictions by stage, of several pipelines the one's after the other's; empty:
             unknown.
     """

@@ -93,6 +93,7 @@ class _Header(TypedDict, total=False):
     measurement_detail: MeasurementDetail
     num_timed_steps: int
     pipeline: RankPipeline | None
+    baseline_cycle: tuple[bool, ...]
     plan_id: str | None
 
 
@@ -125,6 +126,8 @@ class RankPlan:
             single instructions are posted whatever the detail.
         pipeline: the rank's pipeline, where the clocks of single steps are chosen from it; null:
             steps get no plans of their own.
+        baseline_cycle: with a pipeline, by step of the cycle, true where a comparison runs the
+            highest clocks and a step gets no plan of its own; empty: no comparison.
         plan_id: unique identifier of the plan. The rank sends it with requests and measurements,
             since a restored database may give the same version to another plan.
     """
@@ -144,6 +147,7 @@ class RankPlan:
     measurement_detail: MeasurementDetail = MeasurementDetail.TOTALS
     num_timed_steps: int = 0
     pipeline: RankPipeline | None = None
+    baseline_cycle: tuple[bool, ...] = ()
     plan_id: str | None = None
 
     def cycle_row(self, number: int) -> Sequence[int]:
@@ -225,7 +229,8 @@ def most_bytes(
         + 8 * num_clocks
         + 40 * (num_times + num_requests)
         + row_bytes * num_rows
-        + 7 * cycle_length
+        # With its entry in the baseline's cycle.
+        + 13 * cycle_length
     )
 
 

@@ -28,7 +28,7 @@ from flyball_server.planning.model.pipeline_model import (
 from flyball_server.planning.model.simulator import (
     Simulation,
     iteration_energy_j,
-    time_and_energy,
+    simulate,
 )
 from flyball_server.planning.policies import choose
 from flyball_server.planning.policies._base import PolicyChoice, PolicyRequest
@@ -272,6 +272,7 @@ def simulated_choice(
             choice.assignment,
             simulation.whole,
             lower_bound_j=choice.lower_bound_j,
+            at_once_j=choice.at_once_j,
             compared=single_clock_plans(joint.with_requests({}), options),
         ),
         virtual_stages=chunk_places(schedule),
@@ -292,6 +293,7 @@ def predicted(
     simulation: Simulation,
     *,
     lower_bound_j: float | None = None,
+    at_once_j: float | None = None,
     compared: tuple[ComparedPlan, ...] = (),
 ) -> Prediction:
     """Return the prediction of a simulated plan, beside that of its baseline.
@@ -301,27 +303,31 @@ def predicted(
         assignment: clocks of the plan.
         simulation: an iteration of the plan.
         lower_bound_j: as in `Prediction`.
+        at_once_j: as in `PolicyChoice`.
         compared: as in `Prediction`.
     """
-    baseline_time_s, baseline_j = time_and_energy(model.with_requests({}), model.baseline())
+    baseline = simulate(model.with_requests({}), model.baseline())
     return Prediction(
         energy_j=simulation.energy_j,
-        baseline_iteration_time_s=baseline_time_s,
-        baseline_energy_j=baseline_j,
+        baseline_iteration_time_s=baseline.iteration_time_s,
+        baseline_energy_j=baseline.energy_j,
         lower_bound_j=lower_bound_j,
         compared=compared,
-        saving_sources=saving_sources(model, simulation, baseline_time_s),
-        late_changes_j=_late_changes_j(model, assignment, simulation),
+        saving_sources=saving_sources(model, simulation, baseline),
+        late_changes_j=_late_changes_j(model, assignment, simulation, at_once_j),
         stages=_stage_predictions(model, simulation),
     )
 
 
-def _late_changes_j(model: PipelineModel, assignment: Assignment, simulation: Simulation) -> float:
+def _late_changes_j(
+    model: PipelineModel, assignment: Assignment, simulation: Simulation, at_once_j: float | None
+) -> float:
     if model.transitions is None:
         return 0.0
-    at_once_j = iteration_energy_j(
-        model.without_transitions(), assignment, simulation.iteration_time_s
-    )
+    if at_once_j is None:
+        at_once_j = iteration_energy_j(
+            model.without_transitions(), assignment, simulation.iteration_time_s
+        )
     return simulation.energy_j - at_once_j
 
 

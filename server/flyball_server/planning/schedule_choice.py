@@ -16,7 +16,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from flyball_pipeline.errors import PipelineError
-from flyball_pipeline.paths import earliest_finish_s
 from flyball_pipeline.schedules.table import InAuto, schedules_in_auto
 from flyball_server.planning.errors import PlanningError, TargetUnreachableError
 from flyball_server.planning.frontier.noise_reserve import solver_with_reserve
@@ -124,7 +123,7 @@ def choose_schedule(
     first = models[reference]
     if isinstance(first, PipelineError):
         raise first
-    baseline_s = max(earliest_finish_s(first.dag, first.durations_s(first.baseline())))
+    baseline_s, _ = time_and_energy(first, first.baseline())
     target = _with_deadline(parse_target(options.target), baseline_s)
     deadline_s = target.value if target.kind == "deadline" else math.inf
     solver, reserve = solver_with_reserve(first.without_transitions(), options, deadline_s)

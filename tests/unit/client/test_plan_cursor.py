@@ -272,3 +272,19 @@ def test_plans_whose_first_step_never_comes_do_not_pile_up() -> None:
     taken = switch.take_due(10**9)
     assert taken is not None
     assert taken[0].version == 1000
+
+
+def test_in_a_comparison_the_baselines_steps_have_no_clocks_of_their_own() -> None:
+    # The row of this rank is the same in both: only the cycle tells them apart.
+    plan = replace(
+        compiled_plan(("forward", 0, 1200), ("backward", 0, 1400)),
+        has_step_plans=True,
+        baseline_cycle=(False, True),
+    )
+    cursor = PlanCursor(plan, first_step=4)
+    rows = []
+    for step in (4, 5, 6):
+        cursor.begin_step(step, lambda _, step: (900, 900 + 300 * (step == 6)))
+        rows.append(cursor.clocks_mhz)
+    # The last is the next step's first one, which is not known: nothing is requested for it.
+    assert rows == [(900, 900, 900), (1200, 1400, 1400), (900, 1200, 1200)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from dataclasses import replace
 from pathlib import Path
 
@@ -61,17 +62,20 @@ def write(out: Path, points: list[MeasuredPoint], measured: Measured = MEASURED)
     ],
 )
 def test_a_resumed_file_gives_back_every_point_exactly(out: Path, measured: Measured) -> None:
-    points = [*POINTS, point(900, held_by="power thermal")]
+    points = [*POINTS, point(900, held_by="power thermal"), point(600, held_by="lost")]
     write(out, points, measured)
     assert PointsFile(out, measured).resume() == points
 
 
-def test_held_points_stay_where_they_are_wanted(out: Path) -> None:
-    file = PointsFile(out, MEASURED, keep_held=True)
-    file.begin()
-    file.append(point(1500, held_by="power"))
-    assert "1500" in out.read_text()
-    assert not file.held_file.exists()
+def clocks_in(file: Path) -> list[str]:
+    with file.open() as opened:
+        return [row["frequency"] for row in csv.DictReader(opened)]
+
+
+def test_points_below_their_lock_stay_and_those_without_a_lock_go_aside(out: Path) -> None:
+    file = write(out, [point(1500, held_by="power"), point(1400, held_by="lost")])
+    files = [clocks_in(one) for one in (out, file.lost_file)]
+    assert files == [["1500"], ["1400"]]
 
 
 def test_a_row_that_was_cut_off_is_dropped_and_the_next_one_stands_whole(out: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,14 +21,15 @@ from tests.unit.client.step_parts import (
     SUPPORTED_MHZ,
     part_of_stage,
 )
-from tests.unit.pipeline.small_pipelines import small_pipeline
+from tests.unit.pipeline.small_pipelines import BACKWARD, FORWARD, small_pipeline
 
 from flyball_client.helper.step_planner import StepPlanner
 from flyball_client.session.active_plan import compile_plan
 from flyball_client.session.plan_cursor import CompiledPlan
-from flyball_client.steps.agreement import Coupling, Pending
+from flyball_client.steps.agreement import AloneAgreement, Coupling, Pending
+from flyball_client.steps.rank_slowness import Slowness
 from flyball_client.steps.step_exchange import StepExchange
-from flyball_client.steps.step_plans import StepDeadlines, StepLoad
+from flyball_client.steps.step_plans import PlanKey, StepDeadlines, StepLoad
 from flyball_pipeline.retiming import StepReserve, own_times, retime
 from flyball_pipeline.work import StepWork, step_work, work_factors
 
@@ -109,14 +111,13 @@ class Rank:
         *,
         coupling: Coupling = "step",
         timeout_s: float = 20.0,
-        answers: bool = True,
+        reads_batch: bool = True,
         **rules: Any,  # noqa: ANN401
     ) -> None:
         self.part = part_of_stage(stage, meeting.num_stages, **rules)
         self.plan: CompiledPlan = compile_plan(self.part, stage=stage, supported_mhz=SUPPORTED_MHZ)
+        self.key = PlanKey(self.part.version, self.part.plan_id)
         self.agreement = meeting.agreement(pipeline, stage)
-        self.asked: list[StepLoad | StepDeadlines] = []
-        self.answers = answers
         self.exchange = StepExchange(
             self.agreement,
             ask=self.ask,
@@ -127,14 +128,15 @@ class Rank:
         )
         self.planner = StepPlanner(self.exchange, "rank", coupling, SUPPORTED_MHZ)
         self.planner.keep(self.part)
+        if reads_batch:
+            self.exchange.announce(0, LIGHT, None)
 
-    def ask(self, question: StepLoad | StepDeadlines) -> None:
-        self.asked.append(question)
-        if self.answers:
-            self.planner.ask(question)
+    def ask(self, question: StepLoad | StepDeadlines) -> bool:
+        self.planner.ask(question)
+        return True
 
     def begin(self, step: int) -> None:
-        self.exchange.begin(step, next_version=self.part.version, last_mhz=HIGHEST_MHZ)
+        self.exchange.begin(step, next_plan=self.key, last_mhz=HIGHEST_MHZ)
 
     def has_plan(self, step: int) -> bool:
         return step in self.exchange._plans
@@ -156,7 +158,8 @@ def running(*ranks: Rank) -> Iterator[None]:
         for rank in ranks:
             rank.exchange.close()
             rank.planner.stop()
-        assert all(rank.agreement.is_closed for rank in ranks)
+        for rank in ranks:
+            assert rank.exchange._agreement is not rank.agreement or rank.agreement.is_closed
         assert not any(each.name == "flyball-exchange" for each in threading.enumerate())
 
 
@@ -171,6 +174,8 @@ def expected_mhz(
     num_stages: int,
     work: StepWork,
     slowest: StepWork,
+    *,
+    deadline_ratio: float = 1.0,
     **rules: Any,  # noqa: ANN401
 ) -> list[list[int]]:
     """Return per stage the clocks of a pipeline whose job has this slowest one."""
@@ -184,8 +189,8 @@ def expected_mhz(
         assert found is not None
         return found
 
-    deadline = [max(own_times(retimed, factors(of))[0] for of in (work, slowest))]
-    mhz = retime(retimed, factors(work), deadline, **rules)
+    slowest_s = max(own_times(retimed, factors(of))[0] for of in (work, slowest))
+    mhz = retime(retimed, factors(work), [deadline_ratio * slowest_s], **rules)
     return [
         [mhz[node] for node, of in enumerate(pipeline.dag.stage) if of == stage]
         for stage in range(num_stages)
@@ -196,11 +201,8 @@ def test_pipelines_of_other_work_run_at_the_clocks_that_keep_the_slowest_ones_ti
     meeting = Meeting(2, 2)
     ranks = [Rank(meeting, pipeline, stage) for pipeline in (0, 1) for stage in (0, 1)]
     with running(*ranks):
-        # Only first stages read the batch.
-        ranks[0].exchange.announce(1, LIGHT, None)
-        ranks[2].exchange.announce(1, HEAVY, None)
-        for rank in (ranks[1], ranks[3]):
-            rank.exchange.announce(1, LIGHT if rank is ranks[1] else HEAVY, None)
+        for rank, announced in zip(ranks, (LIGHT, LIGHT, HEAVY, HEAVY), strict=True):
+            rank.exchange.announce(1, announced, None)
         wait_until(lambda: all(rank.has_plan(1) for rank in ranks))
         light, heavy = step_work(LIGHT), step_work(HEAVY)
         expected = [
@@ -211,7 +213,7 @@ def test_pipelines_of_other_work_run_at_the_clocks_that_keep_the_slowest_ones_ti
         assert max(ranks[0].clocks(1)) < HIGHEST_MHZ
         # What was decided stays as the step begins, and is reported as it ends.
         assert list(ranks[0].clocks(1)) == expected[0]
-        work, report = ranks[0].exchange.end(1, 1, lambda: 1.0)
+        work, report = ranks[0].exchange.end(1, ranks[0].key)
         assert work == light
         assert report is not None
         slack, lowest_mhz, highest_mhz, saved_j = report
@@ -220,16 +222,23 @@ def test_pipelines_of_other_work_run_at_the_clocks_that_keep_the_slowest_ones_ti
         assert saved_j > 0
 
 
-def test_a_stage_without_the_batch_gets_its_pipelines_work_by_the_gathering() -> None:
-    meeting = Meeting(1, 2)
-    first, last = (Rank(meeting, 0, stage, deadline_ratio=1.3) for stage in (0, 1))
-    with running(first, last):
-        first.exchange.announce(1, HEAVY, None)
-        # The last stage has nothing to announce until the step begins.
-        last.exchange.begin(1, next_version=1, last_mhz=HIGHEST_MHZ)
-        wait_until(lambda: 1 in last.exchange._works)
-        assert last.exchange.end(1, 1, lambda: 1.0) == (step_work(HEAVY), None)
-        assert last.clocks(1) == last.plan.highest_mhz
+def test_ranks_that_do_not_read_the_batch_get_its_work_by_the_gathering() -> None:
+    meeting = Meeting(1, 3)
+    ranks = [
+        Rank(meeting, 0, stage, deadline_ratio=1.3, reads_batch=stage != 1) for stage in range(3)
+    ]
+    with running(*ranks):
+        for step in range(1, 4):
+            for rank in (ranks[0], ranks[2]):
+                rank.exchange.announce(step, HEAVY, None)
+            for rank in ranks:
+                wait_until(partial(rank.has_plan, step))
+            heavy = step_work(HEAVY)
+            expected = expected_mhz(3, heavy, heavy, deadline_ratio=1.3)
+            assert [list(rank.clocks(step)) for rank in ranks] == expected
+            for rank in ranks:
+                rank.begin(step)
+                assert rank.exchange.end(step, rank.key)[0] == heavy
 
 
 def test_a_deadline_that_the_plan_stretches_is_stretched_for_every_step() -> None:
@@ -306,13 +315,14 @@ def test_a_plan_of_another_version_is_void() -> None:
         newer = part_of_stage(0, 1, version=2)
         plan = compile_plan(newer, stage=0, supported_mhz=SUPPORTED_MHZ)
         assert rank.exchange.clocks(plan, 1) == plan.highest_mhz
+        assert rank.exchange.end(1, PlanKey(2, None)) == (step_work(HEAVY), None)
 
 
 def test_ranks_that_know_other_versions_have_no_plan_for_that_step_only() -> None:
     meeting = Meeting(2, 1)
     old, new = Rank(meeting, 0, 0, deadline_ratio=1.3), Rank(meeting, 1, 0, deadline_ratio=1.3)
     with running(old, new):
-        new.exchange.begin(0, next_version=2, last_mhz=HIGHEST_MHZ)
+        new.exchange.begin(0, next_plan=PlanKey(2, None), last_mhz=HIGHEST_MHZ)
         for rank in (old, new):
             rank.exchange.announce(1, HEAVY, None)
         wait_until(lambda: 1 in old.exchange._works and 1 in new.exchange._works)
@@ -347,28 +357,102 @@ def test_ranks_that_cannot_agree_end_step_plans_with_one_line(
     assert len(of_rank) == 1
 
 
+@pytest.mark.parametrize("is_there", [True, False])
 def test_a_helper_that_does_not_answer_costs_a_plan_and_nothing_else(
-    monkeypatch: pytest.MonkeyPatch,
+    is_there: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flyball_client.steps.step_exchange._HELPER_TIMEOUT_S", 0.05)
-    meeting = Meeting(1, 1)
-    rank = Rank(meeting, 0, 0, answers=False, deadline_ratio=1.3)
+    rank = Rank(Meeting(1, 1), 0, 0, deadline_ratio=1.3)
+    # One that is there has until the step begins.
+    monkeypatch.setattr(rank.exchange, "_ask", lambda question: is_there)
     with running(rank):
         rank.exchange.announce(1, HEAVY, None)
-        wait_until(lambda: rank.agreement.counts.get("greatest") == 1)
-        rank.answers = True
+        if not is_there:
+            wait_until(lambda: rank.agreement.counts.get("greatest") == 2)
+        monkeypatch.setattr(rank.exchange, "_ask", rank.ask)
         rank.begin(1)
         rank.exchange.announce(2, HEAVY, None)
-        wait_until(lambda: rank.has_plan(2))
+        wait_until(partial(rank.has_plan, 2))
         assert rank.clocks(1) == rank.plan.highest_mhz
 
 
-def test_no_work_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    ("work", "slowest_s", "step"),
+    [
+        ([[-1]], None, 1),
+        (None, None, 1),
+        ([10**400], None, 1),
+        (LIGHT, "2", 1),
+        (LIGHT, float("nan"), 1),
+        (LIGHT, None, "1"),
+    ],
+)
+def test_no_work_is_logged_once_and_raises_nothing(
+    work: Any,  # noqa: ANN401
+    slowest_s: Any,  # noqa: ANN401
+    step: Any,  # noqa: ANN401
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     caplog.set_level(logging.WARNING, logger="flyball_client")
     rank = Rank(Meeting(1, 1), 0, 0)
-    rank.exchange.announce(1, [[-1]], None)
-    rank.exchange.announce(2, None, None)  # type: ignore[arg-type]
-    assert ["work of step 1 is not used: work: " in text for text in caplog.messages] == [True]
+    for _ in range(3):
+        rank.exchange.announce(step, work, slowest_s)
+    assert ["work of step 1 is not used: " in text for text in caplog.messages] == [True]
+
+
+def test_steps_may_be_announced_far_ahead_while_the_thread_takes_them() -> None:
+    interval_s = sys.getswitchinterval()
+    rank = Rank(Meeting(1, 1), 0, 0)
+    try:
+        sys.setswitchinterval(1e-6)
+        with running(rank):
+            for step in range(1, 400):
+                for ahead in range(4):
+                    rank.exchange.announce(step + ahead, LIGHT, None)
+                rank.begin(step)
+    finally:
+        sys.setswitchinterval(interval_s)
+
+
+def test_other_work_for_a_step_and_a_failed_step_void_its_plan() -> None:
+    rank = Rank(Meeting(1, 1), 0, 0, deadline_ratio=1.3)
+    with running(rank):
+        rank.exchange.announce(1, LIGHT, None)
+        wait_until(partial(rank.has_plan, 1))
+        rank.exchange.announce(1, HEAVY, None)
+        assert rank.clocks(1) == rank.plan.highest_mhz
+        rank.begin(1)
+        assert rank.exchange.end(1, rank.key) == (step_work(HEAVY), None)
+        rank.exchange.announce(2, LIGHT, None)
+        wait_until(partial(rank.has_plan, 2))
+        rank.exchange.void(2)
+        assert rank.clocks(2) == rank.plan.highest_mhz
+
+
+def test_work_is_posted_whatever_becomes_of_the_exchanges() -> None:
+    rank = Rank(Meeting(1, 2), 0, 0, timeout_s=0.05)
+    with running(rank):
+        wait_until(lambda: not rank.exchange._thread.is_alive())
+        rank.exchange.announce(1, HEAVY, None)
+        rank.begin(1)
+        assert rank.exchange.end(1, None) == (step_work(HEAVY), None)
+
+
+def test_an_agreement_that_fails_to_close_is_left() -> None:
+    class Stubborn(AloneAgreement):
+        def close(self) -> None:
+            raise RuntimeError("not now")
+
+    rank = Rank(Meeting(1, 1), 0, 0)
+    rank.exchange._agreement = Stubborn()
+    rank.exchange.close()
+
+
+def test_a_rank_alone_may_have_a_pipeline_of_several_stages() -> None:
+    rank = Rank(Meeting(1, 2), 0, 0, deadline_ratio=1.3)
+    rank.exchange._agreement = AloneAgreement()
+    with running(rank):
+        rank.exchange.announce(1, HEAVY, None)
+        wait_until(partial(rank.has_plan, 1))
 
 
 def test_a_rank_that_is_slower_than_planned_gives_the_others_slack() -> None:
@@ -378,18 +462,48 @@ def test_a_rank_that_is_slower_than_planned_gives_the_others_slack() -> None:
         for step in range(1, 8):
             for rank in (quick, slow):
                 rank.exchange.announce(step, [1.0, 1.0], None)
-            for rank, times_longer in ((quick, 1.0), (slow, 1.25)):
+            for rank, slowness in ((quick, 1.0), (slow, 1.25)):
                 wait_until(partial(rank.has_plan, step))
                 lowest_mhz = min(rank.clocks(step))
                 assert (lowest_mhz < HIGHEST_MHZ) == (rank is quick and step > 5), step
-                run(rank, step, times_longer)
+                run(rank, step, [1.0, 1.0], slowness=slowness)
+        # What another plan assumes is not known yet.
+        assert slow.exchange._slowness.of(PlanKey(2, None)) == Slowness()
 
 
-def run(rank: Rank, step: int, times_longer: float) -> None:
-    """Run a step that takes so much longer than its instructions alone would."""
-    decided = rank.exchange._decided
-    assert decided is not None
-    assert decided[2] is not None
-    time_s = times_longer * decided[2].planned_s / decided[2].slowness
+def test_times_at_lower_clocks_raise_clocks_and_move_no_deadline() -> None:
+    meeting = Meeting(2, 1)
+    light, heavy = (Rank(meeting, pipeline, 0) for pipeline in (0, 1))
+    rose: list[float] = []
+    with running(light, heavy):
+        for step in range(1, 20):
+            for rank, factor in ((light, 0.8), (heavy, 1.0)):
+                rank.exchange.announce(step, [factor, factor], None)
+            for rank, factor in ((light, 0.8), (heavy, 1.0)):
+                wait_until(partial(rank.has_plan, step))
+                if rank is heavy:
+                    assert set(rank.clocks(step)) == {HIGHEST_MHZ}
+                else:
+                    rose.append(sum(rank.clocks(step)))
+                # At lower clocks the light one is 15 % slower than its curve says.
+                run(rank, step, [factor, factor], at_lower=1.15)
+    assert min(rose[6:]) > max(rose[:5])
+
+
+def run(
+    rank: Rank, step: int, factors: Sequence[float], *, slowness: float = 1.0, at_lower: float = 1.0
+) -> None:
+    """Run a step whose instructions take these factors of their times by clock."""
+    curves = {"forward": FORWARD, "backward": BACKWARD}
+    times_s = [
+        slowness
+        * factors[microbatch]
+        * next(point.time_s for point in curves[kind] if point.clock_mhz == mhz)
+        * (1.0 if mhz == HIGHEST_MHZ else at_lower)
+        for kind, microbatch, mhz in zip(
+            rank.plan.kinds, rank.plan.microbatches, rank.clocks(step), strict=True
+        )
+    ]
     rank.begin(step)
-    rank.exchange.end(step, 1, lambda: time_s)
+    rank.exchange.end(step, rank.key)
+    rank.exchange.learn(step, lambda: times_s, HIGHEST_MHZ)

@@ -19,7 +19,21 @@ def test_lengths_are_summed_and_factors_are_kept() -> None:
 
 
 @pytest.mark.parametrize(
-    "given", [[], "12", 3, [[]], [[-1]], [0], [float("nan")], [[float("inf")]], [2000.0]]
+    "given",
+    [
+        [],
+        "12",
+        3,
+        [[]],
+        [[-1]],
+        [0],
+        [float("nan")],
+        [[float("inf")]],
+        [512],
+        ["512"],
+        [[True]],
+        [10**400],
+    ],
 )
 def test_what_is_no_work_is_refused(given: object) -> None:
     with pytest.raises(PipelineError, match=r"^work: "):

@@ -26,15 +26,36 @@ filter_min_mhz = { value = 900, source = "chosen" }
 granularity_mhz = { value = 90, source = "chosen" }
 reconfigure_granularity_mhz = { value = 30, source = "chosen" }
 blocking_power_w = { value = 100, source = "measured" }
+gpus_in_node = { value = 8, source = "of a rack" }
 """
 
 
-@pytest.mark.parametrize("name", ["h100", "", "../gpus/a100", "a100.toml", "a\n1\x00"])
+@pytest.mark.parametrize("name", ["h1", "", "-", "../gpus/a100", "a100.toml", "a\n1\x00"])
 def test_an_unknown_gpu_is_refused_with_the_known_ones(name: str) -> None:
     with pytest.raises(GpuTableError) as raised:
         load_gpu_window(name)
     assert str(raised.value) == f"unknown GPU {name!a}; known: {', '.join(gpu_names())}"
     assert {"a100", "h100-sxm", "rtx5090"} <= set(gpu_names())
+
+
+def test_a_name_before_the_hyphen_means_the_only_variant_or_lists_them(tmp_path: Path) -> None:
+    with pytest.raises(GpuTableError) as raised:
+        load_gpu_window("H100")
+    variants = "h100-nvl, h100-pcie, h100-sxm"
+    assert str(raised.value) == f"GPU 'H100' may be {variants}; name one of them"
+    (tmp_path / "x9-sxm.toml").write_text(NEW_GPU, encoding="utf-8")
+    assert load_gpu_window("x9", folder=tmp_path).name == "x9-sxm"
+    # A file of that very name counts before its variants.
+    (tmp_path / "h100.toml").write_text(NEW_GPU, encoding="utf-8")
+    assert load_gpu_window("h100", folder=tmp_path).name == "h100"
+
+
+def test_which_gpus_come_in_nodes_of_how_many() -> None:
+    in_node = {name: load_gpu_window(name).gpus_in_node for name in gpu_names()}
+    assert {name for name, num in in_node.items() if num == 8} == {
+        *("a100", "a800", "b200", "b300", "h100-sxm", "h200", "h800-sxm"),
+    }
+    assert {name for name, num in in_node.items() if num == 4} == {"gb200", "gb300"}
 
 
 def test_shipped_windows_have_the_steps_of_their_sources() -> None:
@@ -78,6 +99,9 @@ def test_a_file_or_folder_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         ("value = 90,", "value = -90,", "granularity_mhz must be from 1 to 100000, not -90"),
         ("value = 30", "value = 0", "reconfigure_granularity_mhz must be from 1 to "),
         ("value = 100", "value = nan", "blocking_power_w must be above 0 and at most"),
+        ("value = 8,", "value = 0,", "gpus_in_node must be from 1 to 1024, not 0"),
+        ("value = 8,", "value = 7.5,", "gpus_in_node.value must be a whole number of GPUs"),
+        (', source = "of a rack"', "", "gpus_in_node.source must name"),
         (', source = "measured"', "", "blocking_power_w.source must name"),
         ('source = "measured"', 'source = " "', "blocking_power_w.source must name"),
     ],

@@ -341,6 +341,9 @@ def part_of(
     """
     work = planned_inputs.step_work
     instructions = rank_instructions(plan.plan, rank)
+    pipeline = None
+    if work is not None and profile is not None:
+        pipeline = pipeline_part(plan.plan, rank, profile, work)
     return rank_plan(
         [(str(kind), number, clock_mhz, chunk) for kind, number, clock_mhz, chunk in instructions],
         cycle_mhz=rank_cycle_mhz(plan, rank.stage, instructions, profile),
@@ -354,9 +357,8 @@ def part_of(
         num_timed_steps=num_timed_steps(plan.plan, work) if is_timed(plan.plan, rank) else 0,
         plan_id=plan.plan_id,
         requests=rank_requests(plan.plan, rank),
-        pipeline=pipeline_part(plan.plan, rank, profile, work)
-        if work is not None and profile is not None
-        else None,
+        pipeline=pipeline,
+        baseline_cycle=() if pipeline is None else plan.baseline_cycle,
     )
 
 

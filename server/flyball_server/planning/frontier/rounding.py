@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,6 +18,7 @@ from flyball_server.planning.model.array_dag import (
     FloatArray,
     IndexArray,
     earliest_finishes_s,
+    every_row,
     forward_pass_of_many,
 )
 from flyball_server.planning.model.pipeline_model import Assignment
@@ -31,6 +34,8 @@ HOT_STEPS, HOT_HILLS, WARM_STEPS, COLD_STEPS = 0.5, 0.5, 0.2, 0.05
 # In a tiny pipeline, of up to so many instructions, each change of a clock is a high step:
 # annealing begins so much hotter.
 TINY_INSTRUCTIONS, HOTTER = 64, 4.0
+# Up to here all plans of a pipeline are tried: their number, times that of the instructions.
+MAX_TRIED = 400_000
 # A solver's windows may be a little too long; they are shrunk until the plan is in time.
 SHRINKINGS = (0.0, 1e-9, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1.0)
 
@@ -102,6 +107,32 @@ class Rounding:
     def fastest(self) -> RoundedPlans:
         """One plan, with each instruction at its fastest point."""
         return self.at_points(self._points.first[self._events.curve][None, :])
+
+    @functools.cached_property
+    def _every(self) -> tuple[IndexArray, RoundedPlans] | None:
+        """All plans of a tiny pipeline, by points and measured; None: there are too many."""
+        curve = self._events.curve
+        first = self._points.first[curve]
+        counts: list[int] = (self._points.first[curve + 1] - first).tolist()
+        if math.prod(counts) * len(counts) > MAX_TRIED:
+            return None
+        points = first + every_row(counts)
+        return points, self.at_points(points)
+
+    def best(self, deadline_s: float) -> IndexArray | None:
+        """Return the points of the best of all plans; None: there are too many to try each.
+
+        Args:
+            deadline_s: not less than the fastest.
+        """
+        if self._every is None:
+            return None
+        points, plans = self._every
+        end_s = plans.end_s
+        costs_j = np.where(end_s <= max(deadline_s, end_s.min()), plans.cost_j, np.inf)
+        cheapest = np.flatnonzero(costs_j == costs_j.min())
+        best: IndexArray = points[cheapest[end_s[cheapest].argmin()]]
+        return best
 
     def round_down(self, finish_s: FloatArray, deadlines_s: FloatArray) -> RoundedPlans:
         """Each instruction at the slowest clock with which it meets its finish.

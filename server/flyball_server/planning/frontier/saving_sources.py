@@ -23,16 +23,17 @@ _SAME_TIME = 1e-9
 
 
 def saving_sources(
-    model: PipelineModel, simulation: Simulation, baseline_time_s: float
+    model: PipelineModel, simulation: Simulation, baseline: Simulation
 ) -> SavingSources:
     """Return the sources of a simulated plan's saving; their sum is the saving.
 
     Args:
         model: the pipeline, or several as one model.
         simulation: of the plan.
-        baseline_time_s: iteration time at the highest clocks, s.
+        baseline: of the highest clocks.
     """
-    stages = _stage_accounts(model, simulation)
+    stages = _stage_accounts(model, simulation, baseline)
+    baseline_time_s = baseline.iteration_time_s
     heaviest_s = max(stage.busy_s for stage in stages)
     longer_s = simulation.iteration_time_s - baseline_time_s
     is_longer = longer_s > _SAME_TIME * baseline_time_s
@@ -80,15 +81,17 @@ class _StageAccount:
         return self.cost_j - cost_j
 
 
-def _stage_accounts(model: PipelineModel, simulation: Simulation) -> list[_StageAccount]:
+def _stage_accounts(
+    model: PipelineModel, simulation: Simulation, baseline: Simulation
+) -> list[_StageAccount]:
     curves, power_w = model_curves(model), model.stage_blocking_power_w
     accounts = [_StageAccount() for _ in range(model.schedule.num_stages)]
     counts = [Counter[int]() for _ in accounts]
     for node, stage in enumerate(model.dag.stage):
-        account, highest = accounts[stage], model.points[node][0]
+        account, highest_s = accounts[stage], baseline.busy_s[node]
         counts[stage][curves.curve_of_node[node]] += 1
-        cost_j = highest.energy_j - power_w[stage] * highest.time_s
-        account.busy_s += highest.time_s
+        cost_j = baseline.busy_j[node] - power_w[stage] * highest_s
+        account.busy_s += highest_s
         account.cost_j += cost_j
         account.saved_j += cost_j - simulation.busy_j[node]
         account.saved_j += power_w[stage] * simulation.busy_s[node]

@@ -16,7 +16,7 @@ from flyball_server.planning.frontier.highs_relaxation import HighsRelaxation
 from flyball_server.planning.frontier.relaxation import Relaxation, RelaxedOptimum
 from flyball_server.planning.frontier.reserve import with_reserve
 from flyball_server.planning.frontier.rounding import TINY_INSTRUCTIONS, RoundedPlans, Rounding
-from flyball_server.planning.model.array_dag import FloatArray
+from flyball_server.planning.model.array_dag import FloatArray, IndexArray
 from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
 from flyball_server.planning.model.simulator import RELATIVE_TIME_TOLERANCE, time_and_energy
 from flyball_wire.plan_options import Effort
@@ -157,17 +157,22 @@ class DeadlineSolver:
         durations_s: FloatArray = np.clip(window_s, shortest_s, longest_s)
         return durations_s
 
-    def bound_j(self, relaxed: RelaxedOptimum, unused_s: float | None = None) -> float:
+    def bound_within(self, deadline_s: float, iteration_time_s: float) -> float:
+        """Return what no plan needs less than that meets a deadline, J; as in `bound_j`."""
+        within_s = min(max(deadline_s, self.fastest_time_s), self.slowest_time_s)
+        return self.bound_j(self.relax(within_s), iteration_time_s)
+
+    def bound_j(self, relaxed: RelaxedOptimum, iteration_time_s: float = 0.0) -> float:
         """Return what no plan needs less than that keeps the reserve at the deadline, J.
 
         A plan that uses none of its reserve ends earlier, and waits less.
 
         Args:
             relaxed: the optimum for the deadline.
-            unused_s: by how much the plans end earlier at most, s; None: by the reserve of a path
-                as long as the deadline.
+            iteration_time_s: with a reserve the bound is on plans that are no faster, s.
         """
-        unused_s = self.reserve * relaxed.deadline_s if unused_s is None else unused_s
+        deadline_s = relaxed.deadline_s
+        unused_s = max(0.0, min(deadline_s - iteration_time_s, self.reserve * deadline_s))
         bound_j = relaxed.lower_bound_j - self._network.waiting_power_w * unused_s
         return max(bound_j, self._least_bound_j)
 
@@ -217,8 +222,11 @@ class DeadlineSolver:
         highest = self.planned.baseline()
         if time_and_energy(self.planned, highest)[0] > deadline_s:
             return plan
-        is_better = time_and_energy(self.model, highest)[1] < plan.energy_j
-        return self.certified(highest) if is_better else plan
+        highest_s, highest_j = time_and_energy(self.model, highest)
+        if highest_j >= plan.energy_j:
+            return plan
+        plan = replace(plan, assignment=highest, iteration_time_s=highest_s, energy_j=highest_j)
+        return self._as_profiled(replace(plan, relaxed=relaxed)) if self.reserve else plan
 
     def plan(self, relaxed: RelaxedOptimum, num_steps: int) -> DeadlinePlan:
         """A deployable plan for the relaxed problem's deadline.
@@ -227,12 +235,16 @@ class DeadlineSolver:
             relaxed: the optimum to round.
             num_steps: number of annealing steps.
         """
-        return self._deployable([relaxed], self._annealed(relaxed, num_steps))[0]
+        best = self._rounding.best(relaxed.deadline_s)
+        if best is None:
+            best = self._rounding.points(self._annealed(relaxed, num_steps))[0]
+        return self._deployable([relaxed], best[None, :])[0]
 
     def plans(self, optima: Sequence[RelaxedOptimum], num_steps: int) -> list[DeadlinePlan]:
         """Deployable plans for rising deadlines, which are annealed at once.
 
         A plan that the one before, stretched to its deadline, is better than, goes on from that.
+        Of a tiny pipeline each is the best of all plans.
 
         Args:
             optima: per plan, the optimum to round.
@@ -241,6 +253,10 @@ class DeadlineSolver:
         if not optima:
             return []
         rounding = self._rounding
+        best = [rounding.best(relaxed.deadline_s) for relaxed in optima]
+        tried = [one for one in best if one is not None]
+        if tried:
+            return self._deployable(optima, np.array(tried))
         deadlines_s = np.array([relaxed.deadline_s for relaxed in optima])
         plans = rounding.round_down(self._finish_s(optima), deadlines_s)
         plans = rounding.improve(plans, deadlines_s, num_steps, is_hot=False, seed=SEED)
@@ -251,14 +267,13 @@ class DeadlineSolver:
             cost_j=np.concatenate([plans.cost_j[:1], better.cost_j]),
         )
         plans = rounding.improve(plans, deadlines_s, num_steps, is_hot=False, seed=SEED + 1)
-        return self._deployable(optima, plans)
+        return self._deployable(optima, rounding.points(plans))
 
     def _deployable(
-        self, optima: Sequence[RelaxedOptimum], rounded: RoundedPlans
+        self, optima: Sequence[RelaxedOptimum], points: IndexArray
     ) -> list[DeadlinePlan]:
         """Return the plans as they are measured, none late by the rounding of sums."""
         rounding = self._rounding
-        points = rounding.points(rounded)
         measured = rounding.at_points(points)
         deadlines_s = np.array([relaxed.deadline_s for relaxed in optima])
         late = np.flatnonzero(measured.end_s > deadlines_s)
@@ -288,11 +303,10 @@ class DeadlineSolver:
         off here: up to the deadline, or the reserve of all of its longest path.
         """
         iteration_time_s, energy_j = time_and_energy(self.model, plan.assignment)
-        deadline_s = plan.relaxed.deadline_s
-        unused_s = max(0.0, min(deadline_s - iteration_time_s, self.reserve * deadline_s))
+        bound_j = self.bound_j(plan.relaxed, iteration_time_s)
         return replace(
             plan,
-            relaxed=replace(plan.relaxed, lower_bound_j=self.bound_j(plan.relaxed, unused_s)),
+            relaxed=replace(plan.relaxed, lower_bound_j=bound_j),
             iteration_time_s=iteration_time_s,
             energy_j=energy_j,
         )

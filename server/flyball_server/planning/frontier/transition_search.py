@@ -13,6 +13,7 @@ Where delays vary, a plan's time is what no delays between their 5th and 95th pe
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +24,7 @@ from numpy.typing import NDArray
 from flyball_pipeline.dag import NONE
 from flyball_pipeline.paths import latest_finish_s
 from flyball_server.planning.cancellation import cancellation_point
-from flyball_server.planning.model.array_dag import FloatArray, IndexArray
+from flyball_server.planning.model.array_dag import FloatArray, IndexArray, every_row
 from flyball_server.planning.model.early_requests import EarlyRequestBatch
 from flyball_server.planning.model.late_clocks import LateClockSimulator
 from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
@@ -84,6 +85,12 @@ class SwitchLimits:
         return self.max_switches is None and not self.min_dwell_s
 
 
+def is_tiny(model: PipelineModel) -> bool:
+    """Return whether all plans of a pipeline are tried."""
+    num_plans = math.prod(map(len, model.points))
+    return num_plans * model.dag.num_nodes <= INSTRUCTIONS_AT_ONCE
+
+
 class TransitionSearch:
     """Search for the clocks of one pipeline whose clock changes take time, or are limited.
 
@@ -113,6 +120,7 @@ class TransitionSearch:
         group_of = dict(zip(clocked.node, clocked.group, strict=True))
         group = np.array([group_of[node] for node in range(dag.num_nodes)])
         self._dag, self._num_nodes = dag, dag.num_nodes
+        self._every = every_row(list(map(len, model.points))) if is_tiny(model) else None
         # Stages of a steady-state period do not wait for each other.
         self._has_paths = clocked.num_instructions == dag.num_nodes
         self._before = np.array(dag.order_predecessor)
@@ -217,18 +225,22 @@ class TransitionSearch:
     ) -> Assignment | None:
         """Return the plan of least energy that is found; None: none meets the deadline.
 
+        Of a tiny pipeline it is the best of all plans.
+
         Args:
             assignments: plans to begin with; the search goes on from the best one.
             deadline_s: iteration time, under all delays, s.
             time_price_w: about the energy that a second of the iteration's time is worth, W.
         """
-        choices = np.array(list(assignments))
+        choices = np.array(list(assignments)) if self._every is None else self._every
         times_s, energies_j = self._judged(choices)
         late_s = np.maximum(0.0, times_s - deadline_s)
         costs_j = energies_j + FIRST_PRICE * time_price_w * late_s
         start = choices[int((costs_j + self._beyond_j(choices, FIRST_PRICE)).argmin())]
         found = _Best(deadline_s * (1 + RELATIVE_TIME_TOLERANCE))
         self._see(found, choices, times_s, energies_j)
+        if self._every is not None:
+            return None if found.choices is None else found.choices.tolist()
         draws = np.random.default_rng(_SEED)
         for share, hot in PHASES:
             phase = _Phase(
@@ -251,12 +263,12 @@ class TransitionSearch:
         now_s = self._judged(choices[None])[0][0]
         for step in range(phase.num_steps):
             cancellation_point()
-            hot_j, price_w = phase.at(step)
+            hot_j, dear = phase.at(step)
+            price_w = dear * phase.time_price_w
             changed = self._changed(choices, draws)
             times_s, energies_j = self._estimated(np.concatenate([choices[None], changed]))
             times_s += now_s - times_s[0]
             scores_j = phase.scores_j(times_s, energies_j, price_w)
-            dear = price_w / phase.time_price_w
             scores_j += self._beyond_j(np.concatenate([choices[None], changed]), dear)
             worse_j = scores_j[1:] - scores_j[0]
             allowed_j = hot_j * draws.exponential(size=len(worse_j))
@@ -347,12 +359,12 @@ class _Phase:
     num_steps: int
 
     def at(self, step: int) -> tuple[float, float]:
-        """Return a step's temperature, J, and its price of lateness, W."""
+        """Return a step's temperature, J, and its price of lateness in prices of time."""
         if not self.hot_j:
-            return 0.0, self.time_price_w * FINAL_PRICE
+            return 0.0, FINAL_PRICE
         share = step / self.num_steps
-        price_w = self.time_price_w * FIRST_PRICE * (LAST_PRICE / FIRST_PRICE) ** share
-        return self.hot_j * (1 - share) ** COOLING_POWER, price_w
+        dear = FIRST_PRICE * (LAST_PRICE / FIRST_PRICE) ** share
+        return self.hot_j * (1 - share) ** COOLING_POWER, dear
 
     def scores_j(self, times_s: FloatArray, energies_j: FloatArray, price_w: float) -> FloatArray:
         """Return plans' energies with the price of their lateness, J."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -13,6 +14,17 @@ from flyball_pipeline.dag import NONE, DependencyDag
 
 IndexArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
+
+
+def every_row(num_choices: Sequence[int]) -> IndexArray:
+    """Return all rows with a choice in each column, the first column's changing first.
+
+    Args:
+        num_choices: number of choices of each column; the first is 0.
+    """
+    strides = np.cumprod([1, *num_choices[:-1]])
+    rows: IndexArray = np.arange(math.prod(num_choices))[:, None] // strides % num_choices
+    return rows
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,14 +17,17 @@ class PolicyChoice:
 
     Attributes:
         assignment: per node, an index into its operating points.
-        lower_bound_j: no assignment with this one's iteration time needs less, J; None where
-            the policy has none.
+        lower_bound_j: no assignment that meets the target needs less, J; within a power budget,
+            none with this one's iteration time. None where the policy has none.
+        at_once_j: energy of the plan that is found for the target if clocks change at once, J;
+            None: no such plan was sought.
         reserve: reserve that it keeps.
         requests: as in `PipelineModel`.
     """
 
     assignment: Assignment
     lower_bound_j: float | None = None
+    at_once_j: float | None = None
     reserve: Reserve = NO_RESERVE
     requests: Mapping[int, ClockRequest] = field(default_factory=dict[int, ClockRequest])
 

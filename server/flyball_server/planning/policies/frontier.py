@@ -18,10 +18,15 @@ from flyball_server.planning.frontier.targets import (
     deadline_of,
     plan_for_target,
 )
-from flyball_server.planning.frontier.transition_search import SwitchLimits, TransitionSearch
+from flyball_server.planning.frontier.transition_search import (
+    SwitchLimits,
+    TransitionSearch,
+    is_tiny,
+)
 from flyball_server.planning.model.early_requests import EarlyRequestBatch, early_requests
 from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
 from flyball_server.planning.model.simulator import simulate, time_and_energy
+from flyball_server.planning.model.unheld_clocks import with_fewest_changes
 from flyball_server.planning.policies._base import PolicyChoice, PolicyRequest
 from flyball_server.planning.policies.single_clocks import MAX_COMPARED_STAGES, SingleClocks
 from flyball_server.planning.request_options import is_limited, rounded_up, within_calls
@@ -48,12 +53,13 @@ def frontier(request: PolicyRequest) -> PolicyChoice:
     Where clock changes take time, the plan meets the target with them and is no worse than one
     clock per stage; within a power budget it is otherwise the fastest as if they took none. Clocks
     are requested ahead of an instruction's end if there is such a plan and the options allow it.
-    Option `reconfigure` is not used.
+    No plan needs more than the highest clocks where these meet the target, each with its late
+    changes. Option `reconfigure` is not used.
     """
     request = replace(request, model=request.model.with_requests({}))
     model = request.model.without_transitions()
     target = parse_target(request.options.target)
-    baseline_s = max(earliest_finish_s(model.dag, model.durations_s(model.baseline())))
+    baseline_s, _ = time_and_energy(request.model, model.baseline())
     deadline_s = math.inf if target.kind == "power" else deadline_of(target, baseline_s)
     solver, reserve = solver_with_reserve(model, request.options, deadline_s)
     return replace(choice_with(solver, request, target, baseline_s), reserve=reserve)
@@ -77,45 +83,117 @@ def choice_with(
         num_stages = request.model.schedule.num_stages
         options = within_calls(request.options, baseline_s, num_stages)
         request = replace(request, options=options)
-    model, effort, is_late = request.model, request.options.effort, True
-    asks_early = request.options.early_requests and model.transitions is not None
-    if model.transitions is not None and target.kind != "power" and not asks_early:
+    effort = request.options.effort
+    asks_early = request.options.early_requests and request.model.transitions is not None
+    if request.model.transitions is not None and target.kind != "power" and not asks_early:
         effort = START_EFFORT[effort]
 
     def planned(target: Target) -> DeadlinePlan:
         return plan_for_target(solver, target, baseline_s, solver.num_steps(effort))
 
-    plan = planned(target)
-    assignment, bound_j = plan.assignment, plan.lower_bound_j
-    early: PolicyChoice | None = None
-    if asks_early:
-        early = _early_choice(request, solver, plan, target, baseline_s)
-        if early is not None and _figures(model, early)[1] <= WORTH_A_SEARCH * plan.energy_j:
-            return early
-    if model.transitions is None:
-        model = replace(model, transitions=ClockTransitions.exact(0.0))
+    at_once = planned(target)
+    assignment = with_fewest_changes(request.model, at_once.assignment)
+    at_once = replace(at_once, assignment=assignment)
+    if request.model.transitions is None:
+        model = replace(request.model, transitions=ClockTransitions.exact(0.0))
         request = replace(request, model=model)
-        is_late = is_limited(request.options) and bool(
-            _search(request, solver).num_beyond(np.array([assignment]))[0]
-        )
+        if _is_within_limits(request, solver, at_once.assignment):
+            return PolicyChoice(assignment=at_once.assignment, lower_bound_j=at_once.lower_bound_j)
+    if target.kind == "power":
+        return _choice_in_budget(request, solver, target, at_once, planned, asks_early=asks_early)
+    deadline_s = deadline_of(target, baseline_s)
+    choice = _choice_in_time(request, solver, at_once, deadline_s, asks_early=asks_early)
+    time_s, _ = _figures(request.model, choice)
+    return replace(
+        choice,
+        lower_bound_j=solver.bound_within(deadline_s, time_s),
+        at_once_j=at_once.energy_j,
+    )
+
+
+def _choice_in_time(
+    request: PolicyRequest,
+    solver: DeadlineSolver,
+    at_once: DeadlinePlan,
+    deadline_s: float,
+    *,
+    asks_early: bool,
+) -> PolicyChoice:
+    """Return the clocks of least energy that are found for a deadline.
+
+    Args:
+        request: the request.
+        solver: of the pipeline as if clocks changed at once.
+        at_once: its plan for the deadline.
+        deadline_s: s; infinite for the least energy of all.
+        asks_early: clocks may be requested ahead of an instruction's end.
+
+    Raises:
+        TargetUnreachableError: no plan is found that meets the deadline.
+    """
+    model, highest = request.model, request.model.baseline()
+    found: list[PolicyChoice] = []
+    # A target that counts from them is met by them, whatever their own changes take.
+    if time_and_energy(model, highest)[0] <= deadline_s and _is_within_limits(
+        request, solver, highest
+    ):
+        found.append(PolicyChoice(assignment=highest))
+    least_j = math.inf
+    if asks_early:
+        assignment = _early_in_time(request, solver, at_once, deadline_s)
+        if assignment is not None:
+            found.append(_with_early_requests(model, assignment))
+            least_j = _figures(model, found[-1])[1]
     # Where delays are long or vary much, changes that come late may cost less than fewer.
-    if is_late:
+    if is_tiny(model) or least_j > WORTH_A_SEARCH * at_once.energy_j:
         try:
-            if target.kind == "power":
-                assignment = _within_budget(model, target, assignment, planned)
-            else:
-                assignment = _in_time(request, solver, assignment, deadline_of(target, baseline_s))
+            late = _in_time(request, solver, at_once.assignment, deadline_s)
+            found.append(PolicyChoice(assignment=late))
         except TargetUnreachableError:
-            if early is None:
+            if not found:
                 raise
-            return early
-        bound_j = _bound_j(model, solver, assignment)
-    late = PolicyChoice(assignment=assignment, lower_bound_j=bound_j)
-    if early is None:
-        return late
-    # Within a power budget the faster one, else the one with less energy.
-    from_first = 0 if target.kind == "power" else 1
-    return min(early, late, key=lambda choice: _figures(model, choice)[from_first:])
+    return min(found, key=lambda choice: _figures(model, choice)[1])
+
+
+def _choice_in_budget(
+    request: PolicyRequest,
+    solver: DeadlineSolver,
+    target: Target,
+    at_once: DeadlinePlan,
+    planned: Callable[[Target], DeadlinePlan],
+    *,
+    asks_early: bool,
+) -> PolicyChoice:
+    """Return the fastest clocks that are found within a power budget.
+
+    Args:
+        request: the request.
+        solver: of the pipeline as if clocks changed at once.
+        target: the budget: average power in W.
+        at_once: the solver's plan for it.
+        planned: the same for another budget.
+        asks_early: clocks may be requested ahead of an instruction's end.
+
+    Raises:
+        TargetUnreachableError: no plan is found within the budget.
+    """
+    model = request.model
+    found: list[PolicyChoice] = []
+    if asks_early:
+        early = _early_in_budget(request, solver, at_once, target)
+        if early is not None:
+            found.append(early)
+    least_j = min((_figures(model, one)[1] for one in found), default=math.inf)
+    if least_j > WORTH_A_SEARCH * at_once.energy_j:
+        try:
+            late = _within_budget(model, target, at_once.assignment, planned)
+            found.append(PolicyChoice(assignment=late))
+        except TargetUnreachableError:
+            if not found:
+                raise
+    best = min(found, key=lambda choice: _figures(model, choice))
+    early_model = model.with_requests(best.requests)
+    return replace(best, lower_bound_j=_bound_j(early_model, solver, best.assignment))
 
 
 def _figures(model: PipelineModel, choice: PolicyChoice) -> tuple[float, float]:
@@ -123,46 +201,59 @@ def _figures(model: PipelineModel, choice: PolicyChoice) -> tuple[float, float]:
     return time_and_energy(model.with_requests(choice.requests), choice.assignment)
 
 
-def _early_choice(
-    request: PolicyRequest,
-    solver: DeadlineSolver,
-    plan: DeadlinePlan,
-    target: Target,
-    baseline_s: float,
-) -> PolicyChoice | None:
-    """Return the choice whose clocks are requested ahead; None: no such plan meets the target.
+def _early_in_time(
+    request: PolicyRequest, solver: DeadlineSolver, at_once: DeadlinePlan, deadline_s: float
+) -> Assignment | None:
+    """Return clocks that are requested ahead; None: no such plan meets the deadline.
 
     Args:
         request: the request.
         solver: of the pipeline as if clocks changed at once.
-        plan: its plan for the target.
-        target: the target.
-        baseline_s: iteration time in s that the target counts from.
+        at_once: its plan for the deadline.
+        deadline_s: s; infinite for the least energy of all.
     """
-    model, transitions = request.model, request.model.transitions
-    assert transitions is not None  # noqa: S101 - the caller has seen to it
-    search, batch = _search(request, solver, asks_early=True), EarlyRequestBatch(model)
-    assignment: Assignment | None = plan.assignment
-    is_kept = not search.num_beyond(np.array([plan.assignment]))[0]
-    if target.kind == "power":
-        assignment = plan.assignment if is_kept else None
-    elif not is_kept or search.energy_j(plan.assignment) > WORTH_A_SEARCH * plan.energy_j:
-        deadline_s = deadline_of(target, baseline_s)
-        starts = [model.baseline(), plan.assignment, *_fewest(request, solver, deadline_s)]
+    model, search = request.model, _search(request, solver, asks_early=True)
+    assignment: Assignment | None = at_once.assignment
+    is_kept = not search.num_beyond(np.array([at_once.assignment]))[0]
+    if (
+        is_tiny(model)
+        or not is_kept
+        or search.energy_j(at_once.assignment) > WORTH_A_SEARCH * at_once.energy_j
+    ):
+        starts = [model.baseline(), at_once.assignment, *_fewest(request, solver, deadline_s)]
         price_w = _time_price_w(model, solver, deadline_s)
         assignment = search.improved(starts, deadline_s, price_w)
-    if assignment is None or batch.num_unbounded(np.array([assignment]))[0]:
+    if assignment is None or EarlyRequestBatch(model).num_unbounded(np.array([assignment]))[0]:
         return None
-    clocked = model.clocked
+    return assignment
+
+
+def _early_in_budget(
+    request: PolicyRequest, solver: DeadlineSolver, at_once: DeadlinePlan, target: Target
+) -> PolicyChoice | None:
+    """Return the plan with its clocks requested ahead; None: it is not within the budget then."""
+    model, choices = request.model, np.array([at_once.assignment])
+    search = _search(request, solver, asks_early=True)
+    if search.num_beyond(choices)[0] or EarlyRequestBatch(model).num_unbounded(choices)[0]:
+        return None
+    early = _with_early_requests(model, at_once.assignment)
+    drawn_w = _power_w(model.with_requests(early.requests), early.assignment)
+    return early if drawn_w <= target.value else None
+
+
+def _with_early_requests(model: PipelineModel, assignment: Assignment) -> PolicyChoice:
+    transitions, clocked = model.transitions, model.clocked
+    assert transitions is not None  # noqa: S101 - the caller has seen to it
     requests = early_requests(clocked, clocked.clocks(assignment), transitions)
-    early = model.with_requests(requests)
-    if target.kind == "power" and _power_w(early, assignment) > target.value:
-        return None
-    return PolicyChoice(
-        assignment=assignment,
-        lower_bound_j=_bound_j(early, solver, assignment),
-        requests=requests,
-    )
+    return PolicyChoice(assignment=assignment, requests=requests)
+
+
+def _is_within_limits(
+    request: PolicyRequest, solver: DeadlineSolver, assignment: Assignment
+) -> bool:
+    if not is_limited(request.options):
+        return True
+    return not _search(request, solver).num_beyond(np.array([assignment]))[0]
 
 
 def _search(

@@ -197,7 +197,7 @@ class SingleClocks:
         model: the pipeline; of joined pipelines each has stages of its own.
 
     Attributes:
-        baseline_time_s: iteration time at the highest clocks in s.
+        baseline_time_s: iteration time at the highest clocks in s, with late changes.
     """
 
     def __init__(self, model: PipelineModel) -> None:
@@ -236,9 +236,9 @@ class SingleClocks:
             self._busy_j[columns] += counts[row] * (energy_j - power_w[stage] * time_s)
         self._paths_s = np.zeros((0, shape[1]))  # per path and column, its instructions' time
         highest = np.zeros((1, len(power_w)), dtype=np.int64)
-        times_s = self._exact_times_s(highest)
+        times_s, energies_j = self._figures(highest)
         self.baseline_time_s = float(times_s[0])
-        self._usual_power_w = float(self._energies_j(highest, times_s)[0]) / self.baseline_time_s
+        self._usual_power_w = float(energies_j[0]) / self.baseline_time_s
 
     def constant(self, targets: Sequence[Target]) -> list[SingleClockPlan]:
         """Return per target the best plan found with one clock per stage; all of one kind."""

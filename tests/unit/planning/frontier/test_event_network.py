@@ -161,7 +161,8 @@ def test_the_staircase_is_what_no_other_point_beats_and_the_hull_is_below_it(
 def sources_of(profile: StageProfile, num_microbatches: int, **options: object) -> SavingSources:
     solved = make_plan(request_of(profile, num_microbatches, **options))
     simulation = simulate(solved.model, solved.assignment)
-    return saving_sources(solved.model, simulation, solved.plan.predicted.baseline_iteration_time_s)
+    baseline = simulate(solved.model, solved.model.baseline())
+    return saving_sources(solved.model, simulation, baseline)
 
 
 def test_a_light_stage_saves_by_imbalance() -> None:
@@ -201,7 +202,7 @@ def test_equal_stages_at_the_least_energy_save_by_time() -> None:
 def test_the_sources_are_the_whole_saving(assigned: tuple[PipelineModel, list[int]]) -> None:
     model, assignment = assigned
     baseline, plan = simulate(model, model.baseline()), simulate(model, assignment)
-    sources = saving_sources(model, plan, baseline.iteration_time_s)
+    sources = saving_sources(model, plan, baseline)
     assert sum(vars(sources).values()) == pytest.approx(
         baseline.energy_j - plan.energy_j, abs=1e-9 * baseline.energy_j
     )

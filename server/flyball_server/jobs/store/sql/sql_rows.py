@@ -63,7 +63,7 @@ def profile_digest(profile: StageProfile) -> str:
 
 def _digested(profile: StageProfile) -> bytes:
     digest = hashlib.sha256(repr(profile.num_ranks_per_stage).encode())
-    for (stage, kind), points in profile.points.items():
+    for (stage, kind), points in sorted(profile.points.items()):
         digest.update(f"{stage} {kind}".encode())
         figures = [
             figure
@@ -74,6 +74,8 @@ def _digested(profile: StageProfile) -> bytes:
             )
         ]
         digest.update(array("d", figures).tobytes())
+        held_by = [point.held_by for point in points]
+        digest.update(repr(held_by).encode() if any(held_by) else b"")
     for chunk in profile.chunks:
         digest.update(_digested(chunk))
     return digest.digest()
