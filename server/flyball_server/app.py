@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -273,8 +273,10 @@ def _services(
         factors=settings.factors,
         executor=make_executor(settings.planning_processes, settings.planning_executor),
         planning_timeout_s=settings.planning_timeout_s,
-        gpu_window=partial(
-            load_gpu_window, folder=Path(settings.gpu_folder) if settings.gpu_folder else None
+        gpu_window=cache(
+            partial(
+                load_gpu_window, folder=Path(settings.gpu_folder) if settings.gpu_folder else None
+            )
         ),
         observe_solve=metrics.observe_solve,
     )

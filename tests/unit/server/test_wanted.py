@@ -160,7 +160,7 @@ def test_a_digest_changes_with_the_number_of_the_function_only() -> None:
     assert digest_of() == GOLDEN
 
 
-GOLDEN = "1-628fc0433666c9a03a3bc7d4654bc132d7a3835bcd4dd78dddf32fb8a41c7bff"
+GOLDEN = "1-6570e141ee49c777b052feceb76ee6ebc512f2aba79ce29ab2162b04076fbea7"
 
 
 @pytest.mark.parametrize(
@@ -187,6 +187,9 @@ def test_equal_targets_and_slowdowns_are_equal_however_they_are_written() -> Non
     assert slow[0] == slow[1]
 
 
+ONE = (("forward", 0), ("backward", 0))
+
+
 def test_different_requests_have_different_digests() -> None:
     delays = MeasuredDelays(version=1, num_steps=9, tail_s=0.25)
     digests = [
@@ -198,6 +201,7 @@ def test_different_requests_have_different_digests() -> None:
         digest_of(adaptation="frontier"),
         digest_of(blocking_power_w=(71.0,)),
         digest_of(gpu="a100"),
+        *(digest_of(schedule="explicit", order=(order,) * 2) for order in (ONE, (*ONE, *ONE))),
         digest_of(UNKNOWN.evolve(delays=delays)),
         digest_of(UNKNOWN.evolve(delays=replace(delays, jitter=0.01))),
         digest_of(UNKNOWN.evolve(gpus_at_once=2)),

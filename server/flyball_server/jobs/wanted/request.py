@@ -73,9 +73,9 @@ class PlanToSolve:
     @functools.cached_property
     def digest(self) -> str:
         """Digest of the request; equal requests have one plan."""
-        target = parse_target(self.options.target)
-        options = replace(self.options, target=f"{target.kind}:{target.value!r}")
-        return digest_of(replace(self, options=options))
+        target, order = parse_target(self.options.target), self.options.order
+        options = replace(self.options, target=f"{target.kind}:{target.value!r}", order=None)
+        return digest_of([replace(self, options=options), _digest_of_order(order)])
 
     def with_options(self, **changes: Any) -> PlanToSolve:  # noqa: ANN401 - of any option
         """Return the request with some options changed."""
@@ -306,6 +306,12 @@ def given_power_w(spec: JobSpec, window: GpuWindow | None) -> tuple[float, ...]:
             " it in W, or have it measured in training with profiling online",
         )
     return (window.blocking_power_w,)
+
+
+# An order may have a hundred thousand entries, and a job asks for its digest many times a second.
+@functools.lru_cache(maxsize=64)
+def _digest_of_order(order: object) -> str:
+    return hashlib.sha256(json.dumps(order).encode()).hexdigest()
 
 
 def _canonical(value: object) -> Any:  # noqa: ANN401 - JSON
