@@ -6,12 +6,12 @@ from dataclasses import replace
 
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.jobs.errors import InvalidFieldError
+from flyball_server.jobs.findings.noting import note_findings
 from flyball_server.jobs.job_state import JobInput
 from flyball_server.jobs.loop_state import WorkModel
 from flyball_server.jobs.registry.inspection import JobSummary, require_job, summarise
 from flyball_server.jobs.registry.spec_checks import check_spec
 from flyball_server.jobs.services import JobServices
-from flyball_server.jobs.store.sql.job_writer import JobWriter
 from flyball_wire.plan_options import TargetChange
 
 
@@ -39,9 +39,8 @@ def put_profile(services: JobServices, job_id: str, profile: StageProfile) -> Jo
             writer.save_loop_state(found.evolve(detected=(), drifts=(), work=work))
             job = job.with_change(JobInput.PROFILE)
             writer.save_job(job)
-        else:
-            _retry_lost(writer, job_id)
         summary = summarise(writer, job)
+    note_findings(services, job_id, lambda _, findings: findings.with_lost_due())
     services.enqueue_reconcile(job_id)
     return summary
 
@@ -65,14 +64,7 @@ def change_target(services: JobServices, job_id: str, change: TargetChange) -> J
                 # The refusal of profiling stands until there is a profile to plan from.
                 job = job.evolve(problem=problem)
             writer.save_job(job)
-        else:
-            _retry_lost(writer, job_id)
         summary = summarise(writer, job)
+    note_findings(services, job_id, lambda _, findings: findings.with_lost_due())
     services.enqueue_reconcile(job_id)
     return summary
-
-
-def _retry_lost(writer: JobWriter, job_id: str) -> None:
-    findings = writer.find_loop_state(job_id)
-    if findings.with_lost_due() != findings:
-        writer.save_loop_state(findings.with_lost_due())
