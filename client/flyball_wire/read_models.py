@@ -157,6 +157,29 @@ class MeasuredIteration:
 
 
 @dataclass(frozen=True, kw_only=True)
+class OwnPlanOfStep:
+    """Newest step that all ranks have posted, where ranks had a plan for this step alone.
+
+    Attributes:
+        num_ranks: number of ranks that had one; the others ran at the highest clocks.
+        slack: share of the step's deadline that pipelines would have waited at the highest clocks,
+            mean over these ranks.
+        lowest_mhz: lowest clock of these ranks in the step in MHz.
+        highest_mhz: highest clock of these ranks in the step in MHz.
+        predicted_saved_j: energy that their plans save in the step, predicted, in J.
+        text: all of this in one line.
+    """
+
+    step: int
+    num_ranks: int
+    slack: float
+    lowest_mhz: int
+    highest_mhz: int
+    predicted_saved_j: float
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class JobOverview:
     """A job in one row.
 
@@ -190,6 +213,7 @@ class JobOverview:
         is_caught_up: true if these figures include all of the job's steps.
         last_seen_at: time of the ranks' last heartbeat, ISO 8601, UTC.
         delays: times beside the instructions, as in JobReport; null: none.
+        own_plan: newest step's own plan, where steps differ and have one; null: it had none.
         refused: a registration of the job or a rank that was refused lately, and why; null: none,
             or one was taken since.
     """
@@ -226,6 +250,7 @@ class JobOverview:
     saved_of_j: float | None = None
     factors: EnergyFactors = field(default_factory=EnergyFactors)
     delays: PlannedDelays | None = None
+    own_plan: OwnPlanOfStep | None = None
     refused: str | None = None
 
 

@@ -338,6 +338,19 @@ def test_times_beside_the_instructions_are_shown_with_their_origin(modules: Modu
     assert modules.run("figures_panel", code, job=job())[0] is True
 
 
+def test_the_newest_steps_own_plan_is_shown(modules: Modules) -> None:
+    code = """
+      const element = document.createElement("section");
+      m.createFiguresPanel(element).update({ overview: job });
+      const line = element.querySelector(".own-plan");
+      return [line.hidden, line.textContent];
+    """
+    text = "step 7: 18 % slack, 1065 to 1410 MHz"
+    shown = modules.run("figures_panel", code, job=job(own_plan={"text": text}))
+    assert shown == [False, f"Newest step's own plan: {text}."]
+    assert modules.run("figures_panel", code, job=job())[0] is True
+
+
 # ------------------------------------------------------------------ series of steps
 
 

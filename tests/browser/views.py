@@ -42,6 +42,7 @@ def job(job_id: str = "job", /, **changes: object) -> dict[str, Any]:
         "headline": None,
         "saved_of_j": None,
         "delays": None,
+        "own_plan": None,
         "factors": {"price_per_kwh": None, "currency": "EUR", "co2_g_per_kwh": None},
         **dict.fromkeys(_NOT_MEASURED),
         "num_steps": 0,

@@ -27,6 +27,7 @@ from flyball_server.jobs.loop_state import (
     JobLoopState,
     PlanningInputs,
     RankSlowdown,
+    WorkModel,
 )
 from flyball_server.jobs.records import NewestVersion, StepDetail, StepTotals
 from flyball_server.jobs.store.contract import JobStore
@@ -356,6 +357,8 @@ class TestJobStore:
             writer.drop_step_details("job", 5)
         with store_with_job.reading() as reader:
             assert reader.list_step_details("job", 0) == (replacing, details[2])
+            assert reader.list_step_details("job", 0, ranks={0, 7}) == (replacing, details[2])
+            assert reader.list_step_details("job", 0, ranks={1}) == ()
 
     def test_what_steers_a_job_comes_out_as_it_went_in(self, store_with_job: JobStore) -> None:
         loop_state = JobLoopState(
@@ -368,7 +371,20 @@ class TestJobStore:
             comparison=Comparison(num_pairs=5, version=2),
             profiling=ProfilingResult(state=ProfilingState.PROBING, blocking_power_w=(70.0, 1 / 3)),
             planned_inputs=PlanningInputs(
-                target="fastest", rank_slowdowns=(RankSlowdown(rank=1, slowdown=2.0),)
+                target="fastest",
+                rank_slowdowns=(RankSlowdown(rank=1, slowdown=2.0),),
+                work=WorkModel(
+                    version=3,
+                    num_microbatches=96,
+                    places=((0, "forward", 0), (1, "backward_input", 1)),
+                    coefficients=((1 / 3, 2e-4, 0.0), (0.0, 1e-9, 3e-17)),
+                    mean_work=(4096.0, 0.1 + 0.2),
+                    shared_error=0.0123,
+                    reserve=(0.02, 0.0),
+                    num_queued=7,
+                    problem="none",
+                    num_before=2,
+                ),
             ),
             attempts=(
                 Attempt(digest="1-a", version=2),

@@ -484,6 +484,8 @@ def test_frames_of_the_helper_are_json_within_their_bounds() -> None:
     compiled = compile_plan(large_plan(4), stage=0, supported_mhz=SUPPORTED_MHZ)
     header, body = plan_parts(compiled)
     assert received(header, body) == compiled
+    in_comparison = replace(compiled, has_step_plans=True, baseline_cycle=(False, True))
+    assert received(*plan_parts(in_comparison)) == in_comparison
     for wrong in (
         b"\x80\x04.",
         {"text": "a" * 20_000},

@@ -136,6 +136,7 @@ def test_ranks_run_a_plan_from_the_step_that_is_named(planner: LivePlanner) -> N
         "predicted_iteration_time_s": whole["iteration_time_s"],
         "cycle": [],
         "cycle_rows": [],
+        "baseline_cycle": [],
         "planned_times_s": [[0, 0, 0, 0.1], [1, 0, 0, 0.2]],
         "measurement_detail": "totals",
         "num_timed_steps": 12,

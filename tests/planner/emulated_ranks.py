@@ -76,6 +76,7 @@ class EmulatedTraining:
         planner: what the test itself asks; the ranks have clients of their own.
         tail_s, hops_s: times beside the instructions, as of `run_step`.
         work: draws a microbatch's work; None: all are as profiled.
+        work_of_step: work of a step by its number, in place of `work`.
     """
 
     job_id: str
@@ -86,6 +87,7 @@ class EmulatedTraining:
     tail_s: float = 0.0
     hops_s: float | Sequence[float] = 0.0
     work: Callable[[], float] | None = None
+    work_of_step: Callable[[int], Work] | None = None
     steps: list[TrainedStep] = field(default_factory=list[TrainedStep])
 
     def train(self, num_steps: int) -> list[TrainedStep]:
@@ -183,6 +185,8 @@ class EmulatedTraining:
         return step
 
     def _work_of_step(self) -> Work | None:
+        if self.work_of_step is not None:
+            return self.work_of_step(len(self.steps))
         draw = self.work
         if draw is None:
             return None
@@ -284,13 +288,14 @@ def emulated_training(
     noise: float = 0.0,
     token: str | None = None,
     rank_token: str | None = None,
+    prepare: Callable[[RankSession, int, int], None] = lambda *_: None,
 ) -> Iterator[EmulatedTraining]:
     """Ranks on emulated GPUs of `truth`, the profile of one pipeline, known to the planner.
 
     Each GPU's noise (relative) has a seed of its own; `orders` are what each stage runs in a step.
     All GPUs are of one node.
     Of several planners each rank calls the next. `token` is for all calls but the ranks', which
-    have `rank_token`.
+    have `rank_token`. `prepare` gets each session with its pipeline and stage before it starts.
     """
     urls = [planner_urls] if isinstance(planner_urls, str) else planner_urls
     with ExitStack() as opened:
@@ -319,6 +324,7 @@ def emulated_training(
                 planner=opened.enter_context(rank_planner),
                 times=LINK_TIMES,
             )
+            prepare(session, pipeline, stage)
             opened.enter_context(session)
             gpus.append(gpu)
             ranks.append(

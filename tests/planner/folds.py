@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from flyball_server.jobs.measurements.step_fold import StepFold, version_fold
-from flyball_server.jobs.measurements.step_pairs import CountingRule, StepKinds
+from flyball_server.jobs.measurements.step_pairs import CountingRule, StepKinds, WorkAtHighest
 from flyball_server.jobs.records import StepTotals
 
 NUM_RANKS = 2
+NO_WORKS: Mapping[int, WorkAtHighest] = {}
 _AS_PLANNED = {
     "num_unplanned": 0,
     "num_clock_misses": 0,
@@ -44,12 +45,16 @@ def steps(
     ]
 
 
-def fold_of(kinds: Mapping[int, StepKinds], measured: Iterable[StepTotals] = ()) -> StepFold:
-    """Return the totals of these steps, of versions of these kinds."""
+def fold_of(
+    kinds: Mapping[int, StepKinds],
+    measured: Iterable[StepTotals] = (),
+    works: Mapping[int, WorkAtHighest] = NO_WORKS,
+) -> StepFold:
+    """Return the totals of these steps, of versions of these kinds, and with known work."""
     folded = StepFold(rule=CountingRule(num_ranks=NUM_RANKS))
     for step in measured:
         version = step.newest_version
         if version is not None and version not in folded.versions:
             folded.know(version, version_fold(kinds.get(version, StepKinds())))
-        folded.add(step)
+        folded.add(step, works.get(step.step))
     return folded

@@ -5,12 +5,12 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean, pvariance
 
 from tests.planner.one_rank import acknowledge, newer_plan, register_rank, store_measurements
 from tests.planner.samples import rank_record
 
 from flyball_pipeline.clock_rounding import ChangeDelays
-from flyball_pipeline.dag import DependencyDag
 from flyball_pipeline.paths import earliest_finish_s
 from flyball_pipeline.retiming import RetimedPipeline, StepReserve, own_times, retime
 from flyball_pipeline.work import StepWork, WorkCoefficients, step_work, work_factors
@@ -117,8 +117,12 @@ class WorkingRanks:
         lengths = [self.draw(self._chance) for _ in range(self.num_pipelines)]
         works = [self.announced(each) for each in lengths]
         factors = [self._true_factors(model, each) for each in lengths]
-        clocks = self._clocks(model.dag, works, planned_mhz)
         highest = [[points[0].frequency_mhz for points in model.points]] * self.num_pipelines
+        cycle = record.baseline_cycle
+        if cycle and cycle[(self.step - (record.first_step or 0)) % len(cycle)]:
+            clocks = highest
+        else:
+            clocks = self._clocks(works, planned_mhz)
         ran = [self._ran(model, *each) for each in zip(factors, clocks, strict=True)]
         best = [self._ran(model, *each) for each in zip(factors, highest, strict=True)]
         time_s, highest_s = (max(max(ends) for ends, _, _ in all_) for all_ in (ran, best))
@@ -156,9 +160,7 @@ class WorkingRanks:
             )
         ]
 
-    def _clocks(
-        self, dag: DependencyDag, works: Sequence[StepWork | None], planned_mhz: list[int]
-    ) -> list[list[int]]:
+    def _clocks(self, works: Sequence[StepWork | None], planned_mhz: list[int]) -> list[list[int]]:
         """Return clocks by pipeline and node, as ranks choose them."""
         parts = [self.parts[dp_rank].pipeline for dp_rank in range(self.num_pipelines)]
         if any(part is None for part in parts):
@@ -247,10 +249,16 @@ class WorkingRanks:
             for node in nodes
         )
         of_stage = [clocks[node] for node in nodes]
+        times_s: dict[tuple[str, int, int], list[float]] = {}
+        for kind, _, chunk, _, computed_s, _, _, clock_mhz in reports:
+            times_s.setdefault((kind, chunk, clock_mhz), []).append(computed_s)
         detail = StepDetail(
             job_id="job",
             rank=rank,
             step=self.step,
+            by_clock=tuple(
+                (*key, len(found), fmean(found), pvariance(found)) for key, found in times_s.items()
+            ),
             instructions=reports,
             work=work,
             step_plan=(0.1, min(of_stage), max(of_stage), 1.0)

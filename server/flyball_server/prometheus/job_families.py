@@ -119,6 +119,20 @@ _GAUGES = (
         " the report. A gauge: it falls where a plan costs energy.",
     ),
 )
+_OF_OWN_PLANS = "of the newest step that all ranks have posted, where it had a plan of its own."
+_OWN_PLAN_GAUGES = (
+    (
+        "flyball_own_plan_slack_ratio",
+        "own_plan.slack",
+        "Share of the deadline that pipelines would have waited at the highest clocks, mean over"
+        f" the ranks with a plan; {_OF_OWN_PLANS}",
+    ),
+    (
+        "flyball_own_plan_predicted_saved_joules",
+        "own_plan.predicted_saved_j",
+        f"Energy that its plan saves, predicted, J, all ranks; {_OF_OWN_PLANS}",
+    ),
+)
 _SUMMED_GAUGES = (
     ("flyball_ranks_expected", "ranks.expected", "Ranks that the job expects."),
     ("flyball_ranks_registered", "ranks.registered", "Ranks of the job that have registered."),
@@ -166,7 +180,10 @@ _COUNTERS = (
     ),
 )
 JOB_METRICS = (
-    *(JobMetric(name=name, help=text, of_job=_attribute(path)) for name, path, text in _GAUGES),
+    *(
+        JobMetric(name=name, help=text, of_job=_attribute(path))
+        for name, path, text in (*_GAUGES, *_OWN_PLAN_GAUGES)
+    ),
     *(
         JobMetric(name=name, help=text, of_job=_attribute(path), is_summed=True)
         for name, path, text in _SUMMED_GAUGES

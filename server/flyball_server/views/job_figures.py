@@ -41,6 +41,7 @@ def job_overview(facts: JobFacts) -> JobOverview:
         saved_of_j=savings.saved_of_j,
         factors=facts.factors,
         delays=facts.delays,
+        own_plan=facts.own_plan,
         refused=facts.refused,
         headline=headline_of(
             savings.versions, facts.prediction, active_version=facts.active_version

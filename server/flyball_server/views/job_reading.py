@@ -22,13 +22,14 @@ from flyball_server.jobs.savings.comparisons import progress_of
 from flyball_server.jobs.savings.savings import JobSavings, savings_of
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.sql.job_reader import JobReader
+from flyball_server.views.own_plans import newest_own_plan
 from flyball_server.views.plan_facts import PlanFacts, plan_facts
 from flyball_server.views.planned_delays import planned_delays
 from flyball_wire.closed_loop import ComparisonStatus, MissedTarget, PlannedDelays
 from flyball_wire.energy_factors import NO_FACTORS, EnergyFactors
 from flyball_wire.messages import PlanVersion
 from flyball_wire.plans.plan import StagePrediction
-from flyball_wire.read_models import MeasuredIteration, PredictedIteration
+from flyball_wire.read_models import MeasuredIteration, OwnPlanOfStep, PredictedIteration
 
 # Time limit for reading jobs without a label of their own in one pass, s.
 BUDGET_S = 0.5
@@ -85,6 +86,7 @@ class JobFacts:
         gpu_changes: GPUs that were replaced.
         factors: price and emissions of energy.
         delays: times beside the instructions; None: none.
+        own_plan: newest step's own plan; None: it had none.
         plan: version in force, or else the newest, by its number.
         active_at: time of the last call of its ranks, UTC.
     """
@@ -109,6 +111,7 @@ class JobFacts:
     gpu_changes: tuple[GpuChange, ...] = ()
     factors: EnergyFactors = NO_FACTORS
     delays: PlannedDelays | None = None
+    own_plan: OwnPlanOfStep | None = None
     active_at: datetime
     read_at_s: float = float("-inf")
     plan: dict[int, PlanFacts] = field(default_factory=dict)
@@ -280,6 +283,9 @@ def _read_job(services: JobServices, reader: JobReader, facts: JobFacts) -> None
     newest = facts.fold.newest
     if newest != facts.newest:
         facts.newest = newest
+        facts.own_plan = None
+        if newest is not None and loop_state.planned_inputs.step_work is not None:
+            facts.own_plan = newest_own_plan(reader, job.job_id, newest.last_step)
         facts.measured_stages = _measured_stages(reader, facts, ranks)
 
 

@@ -14,7 +14,7 @@ from flyball_server.jobs.errors import UnrecordedRunsError
 from flyball_server.jobs.lifecycle.job_life import is_emulated
 from flyball_server.jobs.measurements.pruning import most_steps
 from flyball_server.jobs.measurements.step_pairs import CountingRule, StepKinds
-from flyball_server.jobs.measurements.step_reading import all_step_kinds
+from flyball_server.jobs.measurements.step_reading import all_step_kinds, read_fold
 from flyball_server.jobs.moments import InstructionKey, Moments
 from flyball_server.jobs.records import JobRecord, PlanRecord, RankRecord
 from flyball_server.jobs.registry.inspection import require_job
@@ -60,10 +60,18 @@ def get_recorded_runs(services: JobServices, job_id: str) -> RecordedRuns:
             },
         )
         sums = _summed_steps(reader, job, measured.kinds)
+        worked = {
+            version
+            for version, of_version in read_fold(reader, job).versions.items()
+            if of_version.on_plan.work_s or of_version.at_baseline.work_s
+        }
     runs: dict[tuple[int, bool], RecordedRun] = {}
     left_out: list[str] = []
     schedule = measured.schedule(sums)
     for (version, is_highest), of_steps in sorted(sums.items()):
+        if version in worked:
+            left_out.append(f"version-{version}: its steps announced work, and no two are alike")
+            continue
         try:
             runs[version, is_highest] = measured.run(
                 version, of_steps, schedule, is_highest=is_highest

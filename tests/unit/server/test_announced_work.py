@@ -2,28 +2,40 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from dataclasses import replace
-from statistics import fmean
+from statistics import fmean, pstdev
 from typing import Any
 
 import pytest
 from tests.planner.samples import MOMENT, frequency_plan, job_spec
 from tests.planner.stores import opened_store
 from tests.planner.use_cases import put_profile, register_job
-from tests.planner.working_ranks import Lengths, WorkingRanks
+from tests.planner.working_ranks import Lengths, WorkingRanks, WorkingStep
 
 from flyball_pipeline.retiming import MAX_INSTRUCTIONS
 from flyball_pipeline.work import WorkCoefficients, step_work
 from flyball_profiles.stage_profile import StageProfile
 from flyball_profiles.stage_profile_csv import parse_stage_profile
+from flyball_server.jobs.errors import UnrecordedRunsError
 from flyball_server.jobs.findings.delays import DelayReconciler
+from flyball_server.jobs.findings.work_drift import WorkDriftReconciler
 from flyball_server.jobs.loop_state import JobLoopState, PlanningInputs, WorkModel
 from flyball_server.jobs.measurements.announced_work import following, no_step_plans
+from flyball_server.jobs.measurements.step_reading import read_fold
 from flyball_server.jobs.measurements.timed_steps import MOST_TIMED_STEPS
 from flyball_server.jobs.reconcile.plans import PlanReconciler
-from flyball_server.jobs.registry.inspection import get_job, get_plan, notes
+from flyball_server.jobs.registry.inspection import get_job, get_plan, notes, require_job
+from flyball_server.jobs.savings.comparisons import start_comparison
+from flyball_server.jobs.savings.savings import savings_of
 from flyball_server.jobs.services import JobServices
+from flyball_server.prometheus.job_families import job_families
+from flyball_server.views.job_figures import SharedReading
+from flyball_server.views.job_reading import JobReading
+from flyball_server.views.recorded_runs import get_recorded_runs
+from flyball_wire.closed_loop import MeasuredSavings
+from flyball_wire.plan_options import Policy
 
 NUM_STAGES, NUM_MICROBATCHES, NUM_PIPELINES = 2, 6, 3
 TRUE = {
@@ -181,6 +193,7 @@ def test_errors_above_the_limit_end_step_plans_with_a_note(services: JobServices
 def test_orders_that_never_flush_and_large_pipelines_have_none_with_a_note() -> None:
     plan = frequency_plan()
     assert no_step_plans(plan) is None
+    assert no_step_plans(plan, Policy.BASELINE) == "policy baseline keeps the highest clocks"
     periodic = replace(plan, schedule="pipedream", weight_versions=(2, 1))
     assert no_step_plans(periodic) == "the order pipedream never flushes, so it has no steps"
     ((pipeline,), num) = plan.pipelines, MAX_INSTRUCTIONS // sum(map(len, plan.stages)) + 1
@@ -307,6 +320,113 @@ def test_a_job_that_ends_to_announce_follows_one_plan_again(services: JobService
     measured(working, 18)
     assert working.parts[0].pipeline is None
     assert work_of(services) is None
+
+
+def test_drifted_times_give_ranks_other_factors(services: JobServices) -> None:
+    working = job(services, error=0.01)
+    measured(working)
+    measured(working, 17)
+    drift = WorkDriftReconciler()
+    version = working.newest
+
+    def run(num_steps: int) -> None:
+        for _ in range(num_steps):
+            working.run(1)
+            drift(services, "job")
+            PlanReconciler()(services, "job")
+
+    run(60)
+    assert working.newest == version
+    before = work_of(services)
+    assert before is not None
+    working.true = {
+        (stage, kind): WorkCoefficients(*(each * (1.08 if stage else 1.0) for each in of))
+        for (stage, kind), of in TRUE.items()
+    }
+    run(90)
+    assert working.newest == version + 1
+    working.take()
+    after = work_of(services)
+    assert after is not None
+    for (stage, kind, _), old, new in zip(
+        before.places, before.coefficients, after.coefficients, strict=True
+    ):
+        found = WorkCoefficients(*new).factor(after.mean_work)
+        ratio = found / WorkCoefficients(*old).factor(after.mean_work)
+        assert ratio == pytest.approx(1.08 if stage else 1.0, abs=0.03), (stage, kind)
+    # Its first steps say as much, and it stays.
+    measured(working, 17)
+    run(60)
+    assert working.newest == version + 1
+
+
+def savings(services: JobServices, version: int) -> MeasuredSavings:
+    """What steps of a version have saved, measured."""
+    with services.store.reading() as reader:
+        fold = read_fold(reader, require_job(reader, "job"))
+    return next(each for each in savings_of(fold).versions if each.version == version)
+
+
+def test_savings_are_those_at_equal_work(services: JobServices) -> None:
+    """Steps take 7 % more or less energy; what a step saves varies by 6 points."""
+    working = job(services, error=0.01)
+    measured(working)
+    measured(working, 20)
+    start_comparison(services, "job", 24)
+    PlanReconciler()(services, "job")
+    version = working.take()
+    steps = working.run(100)
+    found = savings(services, version)
+    assert found.baseline == "interleaved"
+    on_plan = [step for step in steps if step.clocks_mhz != {1400}]
+    true = 100 * (1 - sum_of(on_plan, "energy_j") / sum_of(on_plan, "highest_j"))
+    percent, slowdown = found.saving_percent, found.slowdown_percent
+    assert percent is not None
+    assert percent.low is not None
+    assert percent.mean == pytest.approx(true, abs=0.3)
+    assert percent.low > true - 2
+    # Times of steps differ by as much, and not at equal work.
+    assert slowdown is not None
+    assert slowdown.low is not None
+    assert slowdown.high is not None
+    assert -0.4 < slowdown.low < slowdown.high < 0.5
+    assert pstdev(step.highest_s for step in steps) > 0.05 * fmean(step.highest_s for step in steps)
+    with pytest.raises(UnrecordedRunsError, match="its steps announced work"):
+        get_recorded_runs(services, "job")
+    # The earlier version's steps are compared with these at equal work, too.
+    apart = savings(services, 2)
+    assert apart.baseline == "apart"
+    assert apart.saving_percent is not None
+    assert apart.saving_percent.mean == pytest.approx(true, abs=2.5)
+    assert apart.slowdown_percent is not None
+    assert apart.slowdown_percent.mean == pytest.approx(0.0, abs=0.4)
+
+
+def test_the_newest_steps_own_plan_is_shown(services: JobServices) -> None:
+    working = job(services)
+    figures = SharedReading(JobReading(services, max_labelled=5), clock=itertools.count().__next__)
+    working.run(MOST_TIMED_STEPS + 1)
+    assert figures.overview_of("job").own_plan is None
+    reconciled(services)
+    working.take()
+    (step,) = working.run(30)[-1:]
+    shown = figures.overview_of("job").own_plan
+    assert shown is not None
+    assert shown.step == working.step - 1
+    assert shown.num_ranks == NUM_STAGES * NUM_PIPELINES
+    assert (shown.lowest_mhz, shown.highest_mhz) == (min(step.clocks_mhz), max(step.clocks_mhz))
+    assert shown.slack == pytest.approx(0.1)
+    assert shown.predicted_saved_j == 6.0
+    clocks = f"{shown.lowest_mhz} to {shown.highest_mhz} MHz"
+    assert shown.text == f"step {shown.step}: 10 % slack, {clocks}"
+    with figures.jobs() as jobs:
+        families = {family.name: family for family in job_families(jobs)}
+    (sample,) = families["flyball_own_plan_slack_ratio"].samples
+    assert sample.value == pytest.approx(0.1)
+
+
+def sum_of(steps: list[WorkingStep], name: str) -> float:
+    return float(sum(getattr(step, name) for step in steps))
 
 
 MODEL = WorkModel(

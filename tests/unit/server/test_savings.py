@@ -9,7 +9,7 @@ import pytest
 from tests.planner.folds import fold_of, steps
 
 from flyball_server.jobs.measurements.step_fold import version_fold
-from flyball_server.jobs.measurements.step_pairs import StepKinds
+from flyball_server.jobs.measurements.step_pairs import StepKinds, WorkAtHighest
 from flyball_server.jobs.records import StepTotals
 from flyball_server.jobs.savings.savings import JobSavings, savings_of
 from flyball_wire.closed_loop import BaselineOrigin, MeasuredSavings
@@ -320,3 +320,97 @@ def test_the_bounds_of_all_versions_add_up_but_for_one_that_has_none() -> None:
         total = sum(getattr(part, bound) for part in parts)
         assert getattr(savings.saved_j, bound) == pytest.approx(total)
     assert savings.saved_j.num_steps == 58
+
+
+# ------------------------------------------------------------------ announced work
+
+
+def worked_steps(
+    numbers: Iterable[int], works: dict[int, WorkAtHighest], *, version: int, share: float
+) -> list[StepTotals]:
+    """Steps that take this share of what their work takes at the highest clocks."""
+    return [
+        step
+        for number in numbers
+        for step in steps(
+            [number],
+            version,
+            time_s=works[number].time_s,
+            energy_j=share * works[number].energy_j,
+        )
+    ]
+
+
+def test_steps_are_compared_at_equal_work() -> None:
+    """Those on the plan happen to have twice the work, and take 8 % less than it would."""
+    chance = random.Random(2)
+    works = {
+        number: WorkAtHighest(time_s=scale, energy_j=100 * scale)
+        for number in range(40)
+        for scale in [(2 if number >= 20 else 1) * chance.uniform(0.8, 1.2)]
+    }
+    measured = [
+        *worked_steps(range(20), works, version=1, share=1.1),
+        *worked_steps(range(20, 40), works, version=2, share=1.1 * 0.92),
+    ]
+    kinds = {1: StepKinds(baseline_cycle=(True,))}
+    second = savings_of(fold_of(kinds, measured, works)).versions[1]
+    assert second.baseline == BaselineOrigin.APART
+    assert mean(second.saving_percent) == pytest.approx(8)
+    assert mean(second.slowdown_percent) == pytest.approx(0)
+    # Of 19 steps of about 200 J, 0.08 of 1.1 times that.
+    work_j = sum(works[number].energy_j for number in range(21, 40))
+    assert mean(second.saved_j) == pytest.approx(1.1 * 0.08 * work_j)
+    raw = savings_of(fold_of(kinds, measured)).versions[1]
+    assert mean(raw.saving_percent) < -50
+
+
+def test_a_pair_is_a_ratio_of_sums_at_equal_work() -> None:
+    """By hand: 90 J of 100, and 440 J of 400, are 0.9 and 1.1 of the same work."""
+    kinds = StepKinds(baseline_cycle=(False, True))
+    works = {0: 1.0, 1: 1.0, 2: 1.0, 3: 4.0, 4: 1.0, 5: 4.0}
+    of_steps = {
+        number: WorkAtHighest(time_s=scale, energy_j=100 * scale) for number, scale in works.items()
+    }
+    measured = [
+        step
+        for number, scale in works.items()
+        for step in steps(
+            [number],
+            1,
+            time_s=scale,
+            energy_j=100 * scale * (1.1 if kinds.is_baseline(number) else 0.9),
+        )
+    ]
+    # The first one only settles the clocks.
+    found = only(savings_of(fold_of({1: kinds}, measured, of_steps)))
+    assert found.baseline == BaselineOrigin.INTERLEAVED
+    assert mean(found.saving_percent) == pytest.approx(100 * (1 - 0.9 / 1.1))
+    assert mean(found.slowdown_percent) == pytest.approx(0)
+
+
+def test_steps_of_known_work_are_not_compared_with_others() -> None:
+    works = {number: WorkAtHighest(time_s=1.0, energy_j=100.0) for number in range(20, 40)}
+    measured = [
+        *steps(range(20), 1, energy_j=100.0),
+        *worked_steps(range(20, 40), works, version=2, share=0.9),
+    ]
+    kinds = {1: StepKinds(baseline_cycle=(True,))}
+    first, second = savings_of(fold_of(kinds, measured, works)).versions
+    assert (first.baseline, second.baseline) == (BaselineOrigin.ITSELF, BaselineOrigin.NONE)
+
+
+def test_a_few_steps_of_unknown_work_are_left_out() -> None:
+    works = {number: WorkAtHighest(time_s=1.0, energy_j=100.0) for number in range(60)}
+    measured = [
+        *worked_steps(range(30), works, version=1, share=1.0),
+        *worked_steps(range(30, 60), works, version=2, share=0.9),
+    ]
+    kinds = {1: StepKinds(baseline_cycle=(True,))}
+    del works[7], works[40]
+    second = savings_of(fold_of(kinds, measured, works)).versions[1]
+    assert mean(second.saving_percent) == pytest.approx(10)
+    for number in range(41, 46):
+        del works[number]
+    none = savings_of(fold_of(kinds, measured, works)).versions[1]
+    assert none.baseline == BaselineOrigin.NONE

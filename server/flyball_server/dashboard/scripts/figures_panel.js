@@ -40,8 +40,9 @@ export function createFiguresPanel(element) {
   table.prepend(caption);
   const deviations = make("ul.deviations");
   const delays = make("p.note.delays");
+  const ownPlan = make("p.note.own-plan");
   const title = make("h2.visually-hidden", "Figures");
-  setChildren(element, title, headline, heroes, deviations, frame, delays);
+  setChildren(element, title, headline, heroes, deviations, frame, ownPlan, delays);
   let shown = "";
   return {
     update({ overview }) {
@@ -51,6 +52,8 @@ export function createFiguresPanel(element) {
       setText(caption, captionOf(overview));
       setChildren(headline, ...headlineOf(overview));
       setChildren(heroes, ...heroFigures(overview));
+      ownPlan.hidden = overview.own_plan === null;
+      setText(ownPlan, `Newest step's own plan: ${overview.own_plan?.text ?? ""}.`);
       delays.hidden = overview.delays === null;
       setText(delays, `Planned beside the instructions: ${overview.delays?.text ?? ""}.`);
       deviations.hidden = overview.deviations.length === 0;

@@ -111,6 +111,7 @@ export interface JobOverview {
   num_stages: number;
   num_steps: number;
   num_unknown_steps: number;
+  own_plan: OwnPlanOfStep | null;
   policy: string;
   predicted: PredictedIteration | null;
   problem: string | null;
@@ -174,6 +175,16 @@ export interface OrderAdvice {
 
 export interface Overview {
   jobs: JobOverview[];
+}
+
+export interface OwnPlanOfStep {
+  highest_mhz: number;
+  lowest_mhz: number;
+  num_ranks: number;
+  predicted_saved_j: number;
+  slack: number;
+  step: number;
+  text: string;
 }
 
 export type PlanKind = "plan" | "comparison" | "separate" | "probe";

@@ -67,7 +67,7 @@ class DelayReconciler:
                 return None
             if not read_planning(reader, job).is_planned(services):
                 return None
-            found = _read(reader, job, loop_state) if is_open else _late_work(reader, job_id)
+            found = _read(reader, job, loop_state) if is_open else _late_work(reader, job)
             if found is None:
                 return None
 
@@ -136,10 +136,10 @@ def _read(reader: JobReader, job: JobRecord, loop_state: JobLoopState) -> _Found
     return _Found(record=record, delays=delays, work=model)
 
 
-def _late_work(reader: JobReader, job_id: str) -> _Found:
+def _late_work(reader: JobReader, job: JobRecord) -> _Found:
     """Return work that is not measured yet, of a job that has begun to announce it."""
-    newest = newest_plan(reader, job_id)
-    problem = None if newest is None else no_step_plans(newest.plan)
+    newest = newest_plan(reader, job.job_id)
+    problem = None if newest is None else no_step_plans(newest.plan, job.spec.policy)
     return _Found(work=WorkModel(problem=problem))
 
 

@@ -28,7 +28,7 @@ from flyball_server.profiling.work_fit import (
     work_reserve,
 )
 from flyball_wire.messages import InstructionReport, JobSpec
-from flyball_wire.plan_options import DEFAULT_TARGET
+from flyball_wire.plan_options import DEFAULT_TARGET, Policy
 from flyball_wire.plans.plan import Plan
 
 # Change of a factor of mean work, and of a reserve, above which ranks get new ones; both double
@@ -39,12 +39,15 @@ _ENDS_ABOVE = 1.25
 _COEFFICIENT_DIGITS, _ERROR_DIGITS = 4, 4
 
 
-def no_step_plans(plan: Plan) -> str | None:
+def no_step_plans(plan: Plan, policy: Policy = Policy.FRONTIER) -> str | None:
     """Return why steps of a plan get no plans of their own, in one line; None: they may.
 
     Args:
         plan: plan of a version.
+        policy: policy that the job requests.
     """
+    if policy == Policy.BASELINE:
+        return f"policy {policy} keeps the highest clocks"
     if plan.weight_versions is not None:
         return f"the order {plan.schedule} never flushes, so it has no steps"
     num_instructions = max(sum(map(len, pipeline.stages)) for pipeline in plan.pipelines)
@@ -123,7 +126,7 @@ def measured_work(
     if not read.has_work:
         return None
     model = WorkModel(version=version)
-    problem = no_step_plans(plan)
+    problem = no_step_plans(plan, spec.policy)
     if problem is not None:
         return MeasuredWork(model=replace(model, problem=problem), factors=None)
     try:

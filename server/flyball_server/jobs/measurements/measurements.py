@@ -123,7 +123,6 @@ def _store_together(
         if steps:
             _save_steps(services, writer, ranks, steps, details)
         writer.note_clocks(job_id, no_clocks)
-        _save_details(writer, job_id, tuple(details.values()))
         job = ranks.job
         is_reconciled = job is not None and services.is_reconciled_after_posts(writer, job)
         next_post_s = SHORTEST_PERIOD_S if job is None else _next_post_s(writer, job)
@@ -156,7 +155,9 @@ def _save_steps(
         details.pop(pruned, None)
     merge_instructions(writer, job.job_id, kept, details.values(), ranks.stages)
     writer.save_steps(tuple(kept.values()), stored_at=services.now(), run=place.run)
-    add_post(writer, job, place, kept.values())
+    _save_details(writer, job.job_id, tuple(details.values()))
+    has_work = any(detail.work is not None for detail in details.values())
+    add_post(writer, job, place, kept.values(), has_work=has_work)
 
 
 def _with_known_plans(

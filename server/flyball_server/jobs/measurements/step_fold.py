@@ -12,6 +12,7 @@ from flyball_server.jobs.measurements.step_pairs import (
     PairGathering,
     StepKinds,
     StepSeries,
+    WorkAtHighest,
 )
 from flyball_server.jobs.records import StepTotals
 from flyball_server.jobs.savings.deviations import DeviationTally
@@ -67,17 +68,17 @@ class VersionFold:
     num_left_out: int = 0
     deviations: DeviationTally = field(default_factory=DeviationTally)
 
-    def add(self, step: StepTotals) -> None:
+    def add(self, step: StepTotals, work: WorkAtHighest | None = None) -> None:
         """Add a step that counts."""
         is_baseline = self.kinds.is_baseline(step.step)
         if not self.deviations.add_counted(step):
             if self.undisturbed is not None:
-                self.undisturbed[is_baseline].add(step)
+                self.undisturbed[is_baseline].add(step, work)
         elif self.undisturbed is None:
             self.undisturbed = copy.deepcopy((self.on_plan, self.at_baseline))
-        (self.at_baseline if is_baseline else self.on_plan).add(step)
+        (self.at_baseline if is_baseline else self.on_plan).add(step, work)
         if self.pairs is not None:
-            self.pairs.add(step)
+            self.pairs.add(step, work)
 
     def leave_out(self, step: StepTotals) -> None:
         """Add a step that all ranks have posted and that does not count."""
@@ -229,8 +230,13 @@ class StepFold:
         self.rule.settled, self.late = (), (-1, ())
         self.run, self.after_step = self.run + 1, -1
 
-    def add(self, step: StepTotals) -> None:
-        """Add the next step, in rising order; its version is known."""
+    def add(self, step: StepTotals, work: WorkAtHighest | None = None) -> None:
+        """Add the next step, in rising order; its version is known.
+
+        Args:
+            step: the step.
+            work: what its announced work takes at the highest clocks; None: not known.
+        """
         self.after_step = step.step
         settled = self.rule.settled
         counts = self.rule.counts(step)
@@ -239,7 +245,7 @@ class StepFold:
             return
         self._count(step)
         if self.rule.is_complete(step):
-            of_version, clocks = self._add_complete(step, counts=counts)
+            of_version, clocks = self._add_complete(step, work, counts=counts)
             self._add_to_newest(step, clocks, of_version.kinds)
             return
         self.num_incomplete += 1
@@ -258,7 +264,7 @@ class StepFold:
         if len(self.missing) > MOST_MISSING:
             del self.missing[next(iter(self.missing))]
 
-    def add_late(self, step: StepTotals) -> None:
+    def add_late(self, step: StepTotals, work: WorkAtHighest | None = None) -> None:
         """Add a missing step that all ranks have posted now; several in rising order."""
         missing = self.missing.pop(step.step)
         self._of_version(missing.version).give_up(-1)
@@ -272,7 +278,7 @@ class StepFold:
             self.num_unknown += 1
             return
         self._count(step, missing.counts)
-        self._add_complete(step, counts=counts)
+        self._add_complete(step, work, counts=counts)
 
     def _count(self, step: StepTotals, counted: tuple[int, ...] = _NO_COUNTS) -> None:
         """Add a step's counts, less those that it had when it was added before."""
@@ -288,13 +294,15 @@ class StepFold:
         self.changed.add(version)
         return self.versions[version]
 
-    def _add_complete(self, step: StepTotals, *, counts: bool) -> tuple[VersionFold, StepClocks]:
+    def _add_complete(
+        self, step: StepTotals, work: WorkAtHighest | None, *, counts: bool
+    ) -> tuple[VersionFold, StepClocks]:
         self.first_version = self.first_version or step.newest_version
         of_version = self._of_version(step.newest_version or 0)
         if counts:
-            of_version.add(step)
+            of_version.add(step, work)
             if self.first_version is None:
-                self.before.add(step)
+                self.before.add(step, work)
         else:
             of_version.leave_out(step)
         clocks = _clocks_of(step, of_version.kinds)

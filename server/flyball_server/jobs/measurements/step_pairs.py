@@ -6,12 +6,23 @@ import copy
 import functools
 import math
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from flyball_server.jobs.records import StepTotals
 from flyball_server.jobs.savings.intervals import MeanEstimate
 from flyball_wire.closed_loop import Estimate
 
+
+class WorkAtHighest(NamedTuple):
+    """Time and energy that a step's announced work takes at the highest clocks, predicted."""
+
+    time_s: float
+    energy_j: float
+
+
 _MAX_CELLS = 256
+# Share of steps whose work must be known, for all to be compared by it; the others are left out.
+_LEAST_WITH_WORK = 0.9
 _MAX_BATCHES = 30
 
 
@@ -216,6 +227,15 @@ class StepSeries:
 
     times_s: BatchMeans = field(default_factory=BatchMeans)
     energies_j: BatchMeans = field(default_factory=BatchMeans)
+    #: Both over those that the steps' announced work takes at the highest clocks, predicted; of
+    #: steps whose work is known.
+    times_of_work: BatchMeans = field(default_factory=BatchMeans)
+    energies_of_work: BatchMeans = field(default_factory=BatchMeans)
+    #: Sums of measured times and energies of these steps, and of those that their work takes.
+    worked_s: float = 0.0
+    worked_j: float = 0.0
+    work_s: float = 0.0
+    work_j: float = 0.0
     first_step: int = 0
     last_step: int = 0
 
@@ -224,13 +244,26 @@ class StepSeries:
         """Number of steps added so far."""
         return self.times_s.num_values
 
-    def add(self, step: StepTotals) -> None:
+    @property
+    def has_work(self) -> bool:
+        """Return whether the work of nearly all steps is known."""
+        return 0 < _LEAST_WITH_WORK * self.num_steps <= self.times_of_work.num_values
+
+    def add(self, step: StepTotals, work: WorkAtHighest | None = None) -> None:
         """Add the next step; a run that has started over has steps with lower numbers again."""
         self.first_step = min(self.first_step, step.step) if self.num_steps else step.step
         self.last_step = max(self.last_step, step.step)
         self.times_s.add(step.time_s)
         if step.energy_j is not None:
             self.energies_j.add(step.energy_j)
+        if work is not None:
+            self.times_of_work.add(step.time_s / work.time_s)
+            self.worked_s += step.time_s
+            self.work_s += work.time_s
+        if work is not None and step.energy_j is not None:
+            self.energies_of_work.add(step.energy_j / work.energy_j)
+            self.worked_j += step.energy_j
+            self.work_j += work.energy_j
 
     def distance_to(self, other: StepSeries) -> int:
         """Return the number of steps between the two, 0 if they overlap."""
@@ -272,7 +305,9 @@ class Pairs:
 class PairGathering:
     """Steps of an interleaved version, combined into pairs.
 
-    A pair counts if at least half of its steps of either kind have a valid measurement.
+    A pair counts if at least half of its steps of either kind have a valid measurement. Where the
+    work of all its steps is known, the sums of either half are scaled to the same work, the mean of
+    both: so its ratio is one of sums, each over what the half's work takes at the highest clocks.
     """
 
     kinds: StepKinds
@@ -283,7 +318,7 @@ class PairGathering:
     on_plan: StepSeries = field(default_factory=StepSeries)
     at_baseline: StepSeries = field(default_factory=StepSeries)
 
-    def add(self, step: StepTotals) -> None:
+    def add(self, step: StepTotals, work: WorkAtHighest | None = None) -> None:
         """Add the next step with a valid measurement."""
         pair_of_row, _ = pairs_of(self.kinds.baseline_cycle)
         cycle, row = divmod(step.step - self.kinds.first_step, len(pair_of_row))
@@ -292,7 +327,7 @@ class PairGathering:
             self._end_pair()
             self.now = pair
         half = self.at_baseline if self.kinds.is_baseline(step.step) else self.on_plan
-        half.add(step)
+        half.add(step, work)
 
     def so_far(self) -> Pairs:
         """Return all pairs as if the current one were complete; nothing changes."""
@@ -317,12 +352,38 @@ class PairGathering:
         return (*sizes, 0)[self.now[1]]
 
     def _count_in(self, pairs: Pairs, wanted: int) -> None:
-        on_plan, at_baseline = self.on_plan, self.at_baseline
-        _add_pair(pairs.times_s, on_plan.times_s, at_baseline.times_s, wanted)
-        _add_pair(pairs.energies_j, on_plan.energies_j, at_baseline.energies_j, wanted)
+        a, b = self.on_plan, self.at_baseline
+        _add_pair(pairs.times_s, _half_s(a), _half_s(b), wanted)
+        _add_pair(pairs.energies_j, _half_j(a), _half_j(b), wanted)
 
 
-def _add_pair(pairs: PairedMeans, a: BatchMeans, b: BatchMeans, wanted: int) -> None:
-    smaller = min(a.num_values, b.num_values)
-    if 2 * smaller >= wanted:
-        pairs.add(a.total / a.num_values, b.total / b.num_values, num_steps=smaller)
+class _Half(NamedTuple):
+    """Steps of one kind in a pair: their number and sum, and what their work takes."""
+
+    num_steps: int
+    total: float
+    #: 0: not known.
+    of_work: float = 0.0
+
+
+def _half_s(series: StepSeries) -> _Half:
+    if series.has_work:
+        return _Half(series.times_of_work.num_values, series.worked_s, series.work_s)
+    return _Half(series.num_steps, series.times_s.total)
+
+
+def _half_j(series: StepSeries) -> _Half:
+    if series.has_work and series.work_j:
+        return _Half(series.energies_of_work.num_values, series.worked_j, series.work_j)
+    return _Half(series.energies_j.num_values, series.energies_j.total)
+
+
+def _add_pair(pairs: PairedMeans, a: _Half, b: _Half, wanted: int) -> None:
+    smaller = min(a.num_steps, b.num_steps)
+    if 2 * smaller < wanted:
+        return
+    mean_a, mean_b = a.total / a.num_steps, b.total / b.num_steps
+    if a.of_work and b.of_work:
+        per_step = (a.of_work + b.of_work) / (a.num_steps + b.num_steps)
+        mean_a, mean_b = per_step * a.total / a.of_work, per_step * b.total / b.of_work
+    pairs.add(mean_a, mean_b, num_steps=smaller)

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 from flyball_server.jobs.job_state import OVER
 from flyball_server.jobs.measurements.step_fold import StepFold, VersionFold, version_fold
 from flyball_server.jobs.measurements.step_pairs import CountingRule, StepKinds
+from flyball_server.jobs.measurements.work_at_highest import works_at_highest
 from flyball_server.jobs.records import FoldPlace, JobRecord, PlanRecord, StepRecord, StepTotals
 from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.jobs.store.sql.job_writer import JobWriter
@@ -21,6 +22,9 @@ MOST_LATER = 8192
 # Measurements of single ranks that are added to the stored totals at once, and read at once.
 ROWS_A_PIECE = 4096
 _FEWEST_A_PIECE = 8
+# Number of steps with announced work after which they are added: their details, of which the fewest
+# steps are kept, have it.
+STEPS_WITH_WORK = 16
 _WIDER = 4
 _BASELINE = "baseline"
 
@@ -125,8 +129,9 @@ def _piece(fold: StepFold) -> int:
 def add_steps(reader: JobReader, job_id: str, fold: StepFold, steps: Sequence[StepTotals]) -> None:
     """Add these steps to the totals, and the versions that they ran."""
     _know_versions(reader, job_id, fold, steps)
+    works = works_at_highest(reader, job_id, steps)
     for step in steps:
-        fold.add(step)
+        fold.add(step, works.get(step.step))
 
 
 def settled_steps(piece: Sequence[StepTotals], rule: CountingRule) -> Sequence[StepTotals]:
@@ -229,7 +234,12 @@ def place_of_post(writer: JobWriter, job: JobRecord, steps: Collection[StepRecor
 
 
 def add_post(
-    writer: JobWriter, job: JobRecord, place: FoldPlace, steps: Collection[StepRecord]
+    writer: JobWriter,
+    job: JobRecord,
+    place: FoldPlace,
+    steps: Collection[StepRecord],
+    *,
+    has_work: bool = False,
 ) -> None:
     """Add some settled steps to the stored totals, if enough were posted since the last time.
 
@@ -238,6 +248,7 @@ def add_post(
         job: the job.
         place: place of the totals.
         steps: posted steps.
+        has_work: true if work of some of them was announced, which is not kept for long.
     """
     numbers = {step.step for step in steps}
     newest_step = max(numbers, default=-1)
@@ -250,7 +261,8 @@ def add_post(
         _add_late(writer, job.job_id, fold, late)
         if fold.num_late != place.num_late:
             place = _save(writer, job, place, fold)
-    if newest_step >= place.due_step:
+    is_soon = has_work and newest_step >= place.after_step + STEPS_WITH_WORK
+    if newest_step >= place.due_step or is_soon:
         fold = writer.find_fold(job.job_id) or new_fold(job)
         due_step = _add_some(writer, job, fold, newest_step)
         _save(writer, job, place.evolve(due_step=due_step), fold)
@@ -280,8 +292,9 @@ def _add_late(reader: JobReader, job_id: str, fold: StepFold, steps: Collection[
     )
     complete = [step for step in found if step.step in missing and fold.rule.is_complete(step)]
     _know_versions(reader, job_id, fold, complete)
+    works = works_at_highest(reader, job_id, complete)
     for step in complete:
-        fold.add_late(step)
+        fold.add_late(step, works.get(step.step))
 
 
 def add_all(writer: JobWriter, job: JobRecord, end_step: int) -> None:

@@ -6,6 +6,7 @@ from flyball_server.jobs.findings.comparisons import ComparisonReconciler
 from flyball_server.jobs.findings.delays import DelayReconciler
 from flyball_server.jobs.findings.placement import PlacementReconciler
 from flyball_server.jobs.findings.stragglers import StragglerReconciler
+from flyball_server.jobs.findings.work_drift import WorkDriftReconciler
 from flyball_server.jobs.reconcile.expiry import ExpiryReconciler
 from flyball_server.jobs.reconcile.loop import Reconciler
 from flyball_server.jobs.reconcile.order_advice import OrderAdviceReconciler
@@ -25,6 +26,7 @@ def all_reconcilers() -> tuple[Reconciler, ...]:
         ProbeReconciler(slots),
         StragglerReconciler(),
         DelayReconciler(),
+        WorkDriftReconciler(),
         ComparisonReconciler(),
         PlanReconciler(slots),
         ReconfigurationReconciler(),

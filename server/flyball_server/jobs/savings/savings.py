@@ -131,7 +131,8 @@ class _Baseline:
 def _baselines(fold: StepFold, version: int) -> list[_Baseline]:
     """Return what has steps at the highest clocks to compare a version with.
 
-    Where the number of microbatches has changed, it is compared with steps of its own number.
+    Where the number of microbatches has changed, it is compared with steps of its own number; and
+    steps whose work is known are compared with such steps only.
     """
     shapes = {
         each: of_version.kinds.num_microbatches
@@ -148,7 +149,12 @@ def _baselines(fold: StepFold, version: int) -> list[_Baseline]:
     is_alike = not is_changed or shapes.get(fold.first_version or 0) == shapes[version]
     if at_default is not None and is_alike:
         baselines.insert(0, _Baseline(steps=at_default, is_at_default_clocks=True))
-    measured = [each for each in baselines if each.steps.at_baseline.num_steps]
+    has_work = fold.versions[version].on_plan.has_work
+    measured = [
+        each
+        for each in baselines
+        if each.steps.at_baseline.num_steps and each.steps.at_baseline.has_work is has_work
+    ]
     enough = [each for each in measured if each.steps.at_baseline.num_steps >= MIN_BASELINE_STEPS]
     return enough or measured
 
@@ -156,10 +162,9 @@ def _baselines(fold: StepFold, version: int) -> list[_Baseline]:
 def _undisturbed(of_version: VersionFold, against: _Against) -> Undisturbed:
     is_itself = against.origin == BaselineOrigin.ITSELF
     on_plan = of_version.undisturbed_at_baseline if is_itself else of_version.undisturbed_on_plan
-    times_s, energies_j = on_plan.times_s.estimate(), on_plan.energies_j.estimate()
     at_baseline = against.undisturbed_baseline
-    time_ratio = _ratio(times_s, at_baseline.times_s.estimate())
-    energy_ratio = _ratio(energies_j, at_baseline.energies_j.estimate())
+    times, energies = _compared(on_plan, at_baseline)
+    time_ratio, energy_ratio = _ratio(*times), _ratio(*energies)
     if against.energy_ratio is None:
         energy_ratio = None
     return Undisturbed(
@@ -200,16 +205,16 @@ def _against(
         ),
     )
     nearest = chosen.steps.at_baseline
-    energies_j = on_plan.energies_j.estimate(), nearest.energies_j.estimate()
+    times, energies = _compared(on_plan, nearest)
     if is_across_scopes(on_plan, nearest, gpu_changes):
-        energies_j = None, None
+        energies = None, None
     return _Against(
         origin=BaselineOrigin.APART,
         baseline=nearest,
         undisturbed_baseline=chosen.steps.undisturbed_at_baseline,
-        time_ratio=_ratio(on_plan.times_s.estimate(), nearest.times_s.estimate()),
-        energy_ratio=_ratio(*energies_j),
-        saved_j=_difference(*energies_j),
+        time_ratio=_ratio(*times),
+        energy_ratio=_ratio(*energies),
+        saved_j=_saved_j(on_plan, nearest, energies),
         caveats=caveats_of(
             on_plan,
             nearest,
@@ -217,6 +222,34 @@ def _against(
             is_at_default_clocks=chosen.is_at_default_clocks,
         ),
     )
+
+
+_Compared = tuple[MeanEstimate | None, MeanEstimate | None]
+
+
+def _compared(on_plan: StepSeries, baseline: StepSeries) -> tuple[_Compared, _Compared]:
+    """Return times and energies of both, each over what its work takes where that is known."""
+    if _is_by_work(on_plan, baseline):
+        return (
+            (on_plan.times_of_work.estimate(), baseline.times_of_work.estimate()),
+            (on_plan.energies_of_work.estimate(), baseline.energies_of_work.estimate()),
+        )
+    return (
+        (on_plan.times_s.estimate(), baseline.times_s.estimate()),
+        (on_plan.energies_j.estimate(), baseline.energies_j.estimate()),
+    )
+
+
+def _is_by_work(on_plan: StepSeries, baseline: StepSeries) -> bool:
+    return on_plan.has_work and baseline.has_work
+
+
+def _saved_j(on_plan: StepSeries, baseline: StepSeries, energies: _Compared) -> Estimate | None:
+    """Return the energy saved by a step of mean work, J."""
+    saved = _difference(*energies)
+    if saved is None or not _is_by_work(on_plan, baseline):
+        return saved
+    return scaled(saved, on_plan.work_j / on_plan.energies_of_work.num_values)
 
 
 def _percent(ratio: Estimate | None, *, sign: int) -> Estimate | None:

@@ -196,7 +196,8 @@ def _settle(services: JobServices, writer: JobWriter, job_id: str, version: int)
         if _is_overtaken(version, versions):
             return False
         writer.name_first_step(job_id, version, first_step)
-        if plan.measurement_detail == MeasurementDetail.TOTALS:
+        has_work = writer.find_loop_state(job_id).work is not None
+        if plan.measurement_detail == MeasurementDetail.TOTALS and not has_work:
             writer.drop_step_details(job_id, first_step)  # nothing reads them again
         return True
     if found.first_step > first_step and version == newest_version(versions):

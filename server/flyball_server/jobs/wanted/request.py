@@ -148,7 +148,7 @@ def plan_to_solve(
         options = _for_differing_steps(options)
     granularity_mhz = DEFAULT_RECONFIGURE_GRANULARITY_MHZ
     detail = MeasurementDetail.INSTRUCTIONS if is_measured else MeasurementDetail.TOTALS
-    if spec.adaptation == Adaptation.FRONTIER:
+    if spec.adaptation == Adaptation.FRONTIER or inputs.step_work is not None:
         detail = MeasurementDetail.CLOCKS
     return PlanToSolve(
         options=options,

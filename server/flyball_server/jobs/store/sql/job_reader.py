@@ -355,15 +355,25 @@ class JobReader:
         return tuple(sorted(map(moments_of, rows), key=lambda each: each.place))
 
     def list_step_details(
-        self, job_id: str, first_step: int, *, limit: int | None = None
+        self,
+        job_id: str,
+        first_step: int,
+        *,
+        limit: int | None = None,
+        ranks: Collection[int] | None = None,
     ) -> tuple[StepDetail, ...]:
-        """Return the first `limit` details kept from `first_step` on, by step, then rank."""
+        """Return the first `limit` details kept from `first_step` on, by step, then rank.
+
+        With `ranks` only theirs are returned.
+        """
         query = (
             select(STEP_DETAILS)
             .where(*self._in_range(STEP_DETAILS, job_id, first_step))
             .order_by(STEP_DETAILS.c.step, STEP_DETAILS.c.rank)
             .limit(limit)
         )
+        if ranks is not None:
+            query = query.where(STEP_DETAILS.c.rank.in_(ranks))
         return tuple(detail_of(row, job_id) for row in self._connection.execute(query))
 
     def find_loop_state(self, job_id: str) -> JobLoopState:
