@@ -27,9 +27,11 @@ from flyball_server.jobs.registry.inspection import get_job, list_plans
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.wanted import request
 from flyball_server.jobs.wanted.wanted import Standing, Wanted, standing, wanted
+from flyball_server.planning.errors import PlanningError
+from flyball_server.planning.planner import PlanRequest
 from flyball_wire.closed_loop import StragglerReason, Timetable, TimetableWindow
 from flyball_wire.messages import JobState, MeasurementDetail
-from flyball_wire.plans.plan import Purpose
+from flyball_wire.plans.plan import Plan, Purpose
 
 NOON = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 UNKNOWN = JobLoopState(job_id="job")
@@ -160,7 +162,7 @@ def test_a_digest_changes_with_the_number_of_the_function_only() -> None:
     assert digest_of() == GOLDEN
 
 
-GOLDEN = "1-6570e141ee49c777b052feceb76ee6ebc512f2aba79ce29ab2162b04076fbea7"
+GOLDEN = "1-c1a63f39b308c3e604c88df703c677e5b6e4238f6d748523e92f6966cfedb6ad"
 
 
 @pytest.mark.parametrize(
@@ -317,6 +319,31 @@ def test_planners_of_two_functions_do_not_replace_each_others_plans(
             PlanReconciler()(services, "job")
     assert versions(services) == 2, "the newer one has planned it once, on purpose"
     assert get_job(services, "job").job.state == JobState.PLANNED
+
+
+def test_a_request_that_a_newer_planner_has_refused_is_left_alone(
+    services: JobServices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: PlanRequest) -> Plan:
+        raise PlanningError("no", field="target")
+
+    monkeypatch.setattr(request, "FUNCTION", 2)
+    newer = replace(services, planner=refuse)
+    for planner, function in ((newer, 2), (services, 1), (newer, 2)):
+        monkeypatch.setattr(request, "FUNCTION", function)
+        PlanReconciler()(planner, "job")
+        assert get_job(services, "job").job.problem == "target: no"
+    assert versions(services) == 1
+
+
+def test_planners_with_other_figures_of_a_gpu_do_not_replace_each_others_plans() -> None:
+    services = Services(CountingPlanner()).jobs
+    register_job(services, "job", job_spec(gpu="a100", blocking_power_w=None))
+    put_profile(services, "job", two_stages())
+    other = replace(services, gpu_window=lambda _: load_gpu_window("h100-sxm"))
+    for planner in (other, services, other):
+        PlanReconciler()(planner, "job")
+    assert versions(services) == 1
 
 
 def test_a_planner_that_starts_plans_nobody_again(services: JobServices) -> None:

@@ -183,9 +183,10 @@ def _announces_late(reader: JobReader, job: JobRecord, loop_state: JobLoopState)
 
 
 def _is_left_alone(job: JobRecord, loop_state: JobLoopState) -> bool:
-    """Return whether the job is over, probed, raised or compared."""
+    """Return whether the job is over, probed, not planned, raised or compared."""
     is_raised = job.spec.adaptation == Adaptation.RECONFIGURE
-    return job.state in _NOT_TIMED or is_raised or loop_state.open_comparison is not None
+    is_compared = loop_state.open_comparison is not None
+    return job.state in _NOT_TIMED or job.problem is not None or is_raised or is_compared
 
 
 def _given_hops_s(spec: JobSpec) -> tuple[float, ...] | None:

@@ -105,6 +105,7 @@ def _is_watched(job: JobRecord, loop_state: JobLoopState) -> bool:
         and bool(work.coefficients)
         and work == loop_state.work
         and job.state not in OVER
+        and job.problem is None
         and not adapts_frontier(job)
         and loop_state.open_comparison is None
     )

@@ -54,10 +54,14 @@ def digest_of(value: object) -> str:
 class PlanToSolve:
     """Request of a job's plan, to which its profile is still to be added."""
 
-    #: Options of the plan, with those that its GPUs and its measurements give.
+    #: Options as they are given and measured, before what the GPU table has.
+    asked: PlanOptions
+    #: Options of the plan, with those of the GPU table.
     options: PlanOptions
-    num_microbatches: int
     reconfigure_granularity_mhz: int
+    num_microbatches: int
+    #: Measured median delay of a change to a higher and to a lower clock, s; None: not certain.
+    changes_s: tuple[float | None, float | None] = (None, None)
     #: Digest of the profile.
     profile: str
     #: Jitter of the instructions, for a profile that has none; 0: not measured.
@@ -72,14 +76,23 @@ class PlanToSolve:
 
     @functools.cached_property
     def digest(self) -> str:
-        """Digest of the request; equal requests have one plan."""
-        target, order = parse_target(self.options.target), self.options.order
-        options = replace(self.options, target=f"{target.kind}:{target.value!r}", order=None)
-        return digest_of([replace(self, options=options), _digest_of_order(order)])
+        """Digest of the request; equal requests have one plan.
+
+        Of the GPU table the name counts: planners may differ in its figures, during an upgrade say,
+        and would replace each other's plans.
+        """
+        target, order = parse_target(self.asked.target), self.asked.order
+        asked = replace(self.asked, target=f"{target.kind}:{target.value!r}", order=None)
+        counted = replace(self, asked=asked, options=asked, reconfigure_granularity_mhz=0)
+        return digest_of([counted, _digest_of_order(order)])
 
     def with_options(self, **changes: Any) -> PlanToSolve:  # noqa: ANN401 - of any option
         """Return the request with some options changed."""
-        return replace(self, options=replace(self.options, **changes))
+        return replace(
+            self,
+            asked=replace(self.asked, **changes),
+            options=replace(self.options, **changes),
+        )
 
     def of_profile(self, profile: StageProfile) -> SlowedRequest:
         """Return the request for the planner.
@@ -123,44 +136,57 @@ def plan_to_solve(
         InvalidFieldError: the blocking power is unknown.
         PlanningError: the GPUs of a node would take too long to change their clocks together.
     """
-    window = gpu_window(spec, gpu_table)
+    window, delays = gpu_window(spec, gpu_table), inputs.delays
     # Where waits are measured, they decide which clocks are raised, not the model.
     is_measured = is_raised_by_waits(spec, inputs)
-    known = with_known_transitions(plan_options(spec), window.transitions if window else None)
-    # One GPU is as none known of.
-    if known.gpus_at_once is None and (inputs.gpus_at_once or 1) > 1:
-        known = replace(known, gpus_at_once=inputs.gpus_at_once)
-    if known.gpus_in_node is None and (inputs.gpus_in_node or 1) > 1:
-        known = replace(known, gpus_in_node=inputs.gpus_in_node)
-    delays = inputs.delays
-    known = with_measured_delays(
-        known, spec.num_stages, delays, has_given_transitions=has_given_transitions(spec)
-    )
     profiling = findings.profiling
     measured_w = None if profiling is None else profiling.blocking_power_w
-    options = replace(
-        known,
-        blocking_power_w=spec.blocking_power_w or measured_w or given_power_w(spec, window),
+    asked = plan_options(spec)
+    known = with_known_transitions(asked, window.transitions if window else None)
+    asked = replace(
+        asked,
+        # One GPU is as none known of.
+        gpus_at_once=asked.gpus_at_once or _several(inputs.gpus_at_once),
+        gpus_in_node=asked.gpus_in_node or _several(inputs.gpus_in_node),
+        blocking_power_w=asked.blocking_power_w or measured_w,
         reconfigure=Reconfigure.DEFAULT if is_measured else spec.reconfiguration,
         target=inputs.target or spec.target,
     )
     if delays is not None and delays.work and inputs.step_work is None:
-        options = _for_differing_steps(options)
-    granularity_mhz = DEFAULT_RECONFIGURE_GRANULARITY_MHZ
+        asked = _for_differing_steps(asked)
+    options = with_measured_delays(
+        replace(asked, transitions=known.transitions),
+        spec.num_stages,
+        delays,
+        has_given_transitions=has_given_transitions(spec),
+    )
     detail = MeasurementDetail.INSTRUCTIONS if is_measured else MeasurementDetail.TOTALS
     if spec.adaptation == Adaptation.FRONTIER or inputs.step_work is not None:
         detail = MeasurementDetail.CLOCKS
+    granularity_mhz = DEFAULT_RECONFIGURE_GRANULARITY_MHZ
     return PlanToSolve(
-        options=options,
-        num_microbatches=spec.num_microbatches,
+        asked=replace(asked, tail_ms=options.tail_ms, transfer_ms=options.transfer_ms),
+        options=replace(
+            options, blocking_power_w=asked.blocking_power_w or given_power_w(spec, window)
+        ),
         reconfigure_granularity_mhz=(
             granularity_mhz if window is None else window.reconfigure_granularity_mhz
+        ),
+        num_microbatches=spec.num_microbatches,
+        changes_s=(
+            (None, None)
+            if delays is None or has_given_transitions(spec)
+            else (delays.up_s, delays.down_s)
         ),
         profile=profile,
         jitter=0.0 if delays is None else delays.jitter,
         work=inputs.step_work,
         measurement_detail=detail,
     )
+
+
+def _several(num_gpus: int | None) -> int | None:
+    return num_gpus if num_gpus is not None and num_gpus > 1 else None
 
 
 def is_raised_by_waits(spec: JobSpec, inputs: PlanningInputs) -> bool:

@@ -229,7 +229,8 @@ def standing(
         now_unix_s: current time, Unix time in s.
     """
     digest, ran = target.digest, None if newest is None else newest.digest
-    if digest is None or (ran is not None and is_of_newer_function(ran)):
+    done = [ran or "", *(one.digest for one in findings.attempts[-1:])]
+    if digest is None or any(map(is_of_newer_function, filter(None, done))):
         return Standing(is_idle=True)
     if target.problem is not None:
         of_field, problem = target.problem
