@@ -41,7 +41,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 # Set, it would let each of some hundred processes compile every module of ours anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test quick test-oldest test-newest test-lowest check check-dashboard bench soak screenshots docs serve release image clean prerequisites compiler
+.PHONY: demo test quick test-oldest test-newest test-lowest check check-dashboard bench soak screenshots docs serve release image containers clean prerequisites compiler
 
 demo: $(VENV)/installed
 	@$(BIN)/flyball demo $(DEMO_ARGS)
@@ -148,12 +148,14 @@ release: $(VENV)/installed
 	  --output-reproducible --output-file build/release/flyball.cdx.json
 	$(BIN)/python -m tests.release.distributions $(TAG)
 
-# Built and started where a container engine runs.
-image:
-	@engine=$$(for each in docker podman; do $$each info >/dev/null 2>&1 && echo $$each && break; done); \
-	if [ -z "$$engine" ]; then echo "image: no container engine runs here; the tests lint it"; else \
-	  $$engine build --tag flyball:checked . && $$engine run --rm --read-only --network none \
-	    flyball:checked --version; fi
+# The image, built and started, where a container engine runs.
+image: $(VENV)/installed
+	@FLYBALL_CONTAINERS=running $(BIN)/python -m pytest -p no:cacheprovider tests/containers/test_image.py
+
+# The image, docker-compose.yml's services and the guard, in containers: up to ten minutes. Without
+# an engine Debian's is installed and started for the tests (root); without a registry stand-ins are made.
+containers: $(VENV)/installed
+	@FLYBALL_CONTAINERS=install $(BIN)/python -m pytest -p no:cacheprovider tests/containers
 
 clean:
 	rm -rf $(VENV) build dist

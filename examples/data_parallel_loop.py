@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
+from itertools import islice
 
 import torch
 import torch.distributed as dist
@@ -34,16 +37,33 @@ def build_model(device: torch.device, *, width: int, is_sharded: bool) -> nn.Mod
     return model
 
 
+def read_batches(width: int, *, differ: bool) -> Iterator[torch.Tensor]:
+    """Yield batches of rows without end; where they differ, a few are much larger."""
+    generator = torch.Generator().manual_seed(SEED + dist.get_rank())
+    while True:
+        scatter = torch.randn(1, generator=generator).item() if differ else 0.0
+        yield torch.randn(round(ROWS * 2**scatter), width, generator=generator)
+
+
 def train(model: nn.Module, device: torch.device, options: argparse.Namespace) -> None:
     """Train the model to repeat its input; rank 0 prints the losses."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    generator = torch.Generator().manual_seed(SEED + dist.get_rank())
-    for step in range(options.steps):
+    loader = read_batches(options.width, differ=options.lengths)
+    loader = islice(loader, options.steps * options.accumulate)
+    steps: Iterable[list[torch.Tensor]] = iter(lambda: list(islice(loader, options.accumulate)), [])
+    if options.lengths:
+        # Rows stand for sequences of one token.
+        steps = flyball.steps(
+            loader, lengths=lambda batch: [1] * len(batch), accumulate=options.accumulate
+        )
+    for step, batches in enumerate(steps):
         with flyball.training_step(model):
-            for _ in range(options.accumulate):
-                batch = torch.randn(ROWS, options.width, generator=generator).to(device)
-                loss = nn.functional.mse_loss(model(batch), batch) / options.accumulate
-                loss.backward()
+            for number, batch in enumerate(batches):
+                is_last = options.fsdp or number + 1 == len(batches)
+                with nullcontext() if is_last else model.no_sync():
+                    rows = batch.to(device)
+                    loss = nn.functional.mse_loss(model(rows), rows) / len(batches)
+                    loss.backward()
             optimizer.step()
             optimizer.zero_grad()
         if dist.get_rank() == 0:
@@ -56,6 +76,9 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--steps", type=count, default=20, help="default: 20")
     parser.add_argument("--accumulate", type=count, default=1, help="batches of a step; default: 1")
     parser.add_argument("--fsdp", action="store_true", help="FSDP2 (fully_shard) instead of DDP")
+    parser.add_argument(
+        "--lengths", action="store_true", help="batches differ, and each step is announced"
+    )
     parser.add_argument("--tiny", action="store_true", help="a model small enough for any CPU")
     parser.add_argument("--job", default="data-parallel", help="default: data-parallel")
     parser.add_argument("--target", default="slowdown:5%", help="default: slowdown:5%%")
@@ -95,6 +118,7 @@ def main() -> None:
         profiling=options.profiling,
         profiling_slowdown=options.profiling_slowdown,
         gpu_type="a100",
+        announces_work=options.lengths,
     )
     train(model, device, options)
     flyball.detach(model)

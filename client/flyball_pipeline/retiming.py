@@ -15,8 +15,8 @@ instruction's time in this step and a deadline for each meeting:
 From the highest clocks no path becomes longer than T: on a path P the sum of `t[i] T / L[i]` is at
 most `T / len(P)` times the sum of `t[i]`, since `L[i] >= len(P)` for each i on P; clipping at
 `c[i]` shortens; and where `len(P) > T` every `L[i] > T`, so nothing on P is stretched
-(docs/theory.md, "A plan for each step"). Squares, the start from the plan in force and late clock
-changes are not proven: every result is checked by its latest end, and where the first start
+(docs/derivations.md, "A plan for each step"). Squares, the start from the plan in force and late
+clock changes are not proven: every result is checked by its latest end, and where the first start
 fails, the rounds are those of the proof.
 
 Everything is a list in a fixed order, and no function is used whose rounding differs by platform or

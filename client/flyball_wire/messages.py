@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any
 
+from flyball_profiles.gpu_conditions import GpuConditions
 from flyball_profiles.stage_profile import EnergyScope
 from flyball_wire.closed_loop import MissedTarget
 from flyball_wire.options import Option
 from flyball_wire.orders import OrderAdvice, OtherOrder
 from flyball_wire.plan_options import PlanOptions
-from flyball_wire.strictness import Sent
+from flyball_wire.strictness import Sent, StrictFields
 
 TOKEN_HEADER = "Flyball-Token"  # noqa: S105 - the header's name, not a token
 # In the planner's answers to a read-only token.
@@ -188,6 +189,7 @@ class RankRegistration(Sent):
         sm_clocks_mhz: SM clocks that the rank's GPU supports in MHz; null: not given.
         start_id: as in JobRegistration; a rank of another start is refused.
         energy_scope: what the GPU's energy counter counts; null: not known.
+        conditions: limits and settings that the GPU runs under; null: not known.
     """
 
     stage: int
@@ -203,6 +205,7 @@ class RankRegistration(Sent):
     sm_clocks_mhz: tuple[int, ...] | None = None
     start_id: str | None = None
     energy_scope: EnergyScope | None = None
+    conditions: Annotated[GpuConditions, StrictFields()] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,6 +223,8 @@ class ProfileRow(Sent):
             clock. Such clocks at the top are one point.
         chunk: model chunk of the stage, from 0; null: the whole stage.
         energy_scope: what the energy counts, the same in all rows; null: not recorded.
+        conditions: conditions that the GPU was measured under, as in the CSV's column; null: not
+            recorded.
     """
 
     stage: int
@@ -239,6 +244,7 @@ class ProfileRow(Sent):
     held_by: str | None = None
     chunk: int | None = None
     energy_scope: EnergyScope | None = None
+    conditions: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -318,6 +324,8 @@ class StepMeasurement(Sent):
         no_clocks: reason why the rank sets no clocks, in one line of at most 256 characters; null:
             it sets those of its plan, or would. With a reason its clocks are not known, and the
             step is compared with no other.
+        conditions: conditions of the rank's GPU, read after the step; null: not read in it. Ranks
+            read them once a minute.
         work: work of each of the step's microbatches, as it was announced: a factor of their
             profiled time, or the sum of their sequences' lengths and that of the lengths' squares;
             null: none was announced.
@@ -338,6 +346,7 @@ class StepMeasurement(Sent):
     instructions: tuple[InstructionReport, ...] | None = None
     plan_id: str | None = None
     no_clocks: str | None = None
+    conditions: Annotated[GpuConditions, StrictFields()] | None = None
     work: tuple[tuple[float, ...], ...] | None = None
     step_plan: StepPlanReport | None = None
 
@@ -383,6 +392,8 @@ class RankView:
         has_left: true if the rank has reported the end of its training.
         no_clocks: reason why the rank sets no clocks, by its newest step; null: it sets them.
         energy_scope: what the GPU's energy counter counts; null: not known.
+        conditions: limits and settings that the GPU runs under, by the newest reading; null: not
+            known.
     """
 
     rank: int
@@ -402,6 +413,7 @@ class RankView:
     has_left: bool = False
     no_clocks: str | None = None
     energy_scope: EnergyScope | None = None
+    conditions: GpuConditions | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

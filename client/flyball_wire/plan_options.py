@@ -87,8 +87,8 @@ class PlanOptions(Sent):
     target: Annotated[
         str,
         _clocks(
-            "`fastest`, `slowdown:5%`, `deadline:2.9` (s), `least-energy` or `power:8000` (average"
-            " W)",
+            "`fastest`, `slowdown:5%`, `deadline:2.9` (s), `least-energy`, `power:8000` (average"
+            " W) or `power:limit` (the sum of the GPUs' enforced power limits)",
             more="EnvPipe's policies support `fastest` only",
             form=TARGET_FORM,
             check=is_target,

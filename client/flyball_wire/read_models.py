@@ -49,6 +49,48 @@ class PlanKind(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
+class RankPower:
+    """Planned power of one rank's GPU, and its limit.
+
+    Attributes:
+        dp_rank: number of the rank's data-parallel pipeline, from 0.
+        host: name of the rank's node.
+        planned_power_w: predicted average power on the plan, waiting included, W; null: not known,
+            as in a plan whose pipelines have clocks of their own.
+        power_limit_w: enforced power limit by the newest reading, W; null: not known.
+    """
+
+    rank: int
+    stage: int
+    dp_rank: int
+    host: str
+    gpu_uuid: str
+    planned_power_w: float | None
+    power_limit_w: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobPower:
+    """Planned power of a job's GPUs, for tools that divide a power budget.
+
+    Attributes:
+        target: current target, such as `power:8000` or `power:limit`.
+        version: plan version of these figures, the active one or the newest if none is active;
+            null: no plan yet.
+        planned_power_w: sum over the ranks in W; null: not known of all.
+        power_limit_w: sum of the ranks' limits in W; null: not known of all.
+        ranks: ranks in training, by number.
+    """
+
+    job_id: str
+    target: str
+    version: int | None
+    planned_power_w: float | None
+    power_limit_w: float | None
+    ranks: tuple[RankPower, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class TokenRequest(Sent):
     """Request for a token of one job, a read-only token, or an operator's.
 

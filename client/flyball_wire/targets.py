@@ -8,12 +8,17 @@ from dataclasses import dataclass
 from flyball_wire.options import OptionError
 
 TARGET_FORMS = ("fastest", "slowdown:5%", "deadline:2.9", "least-energy", "power:8000")
-TARGET_FORM = "fastest, least-energy, slowdown:5%, deadline:2.9 (s) or power:8000 (W)"
+TARGET_FORM = "fastest, least-energy, slowdown:5%, deadline:2.9 (s), power:8000 (W) or power:limit"
+LIMIT_TARGET = "power:limit"
+"""Target of the sum of the GPUs' enforced power limits, as an average power."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """An aim: `fastest`, `slowdown` (share), `deadline` (s), `least-energy`, `power` (W)."""
+    """An aim: `fastest`, `slowdown` (share), `deadline` (s), `least-energy`, `power` (W).
+
+    The power of `power:limit` is infinite until the limits are known.
+    """
 
     kind: str
     value: float = 0.0
@@ -47,6 +52,8 @@ def _target(text: str) -> Target | None:
         return None
     if not colon:
         return Target(kind=kind)
+    if text == LIMIT_TARGET:
+        return Target(kind=kind, value=math.inf)
     number_text = value_text.removesuffix("%") if kind == "slowdown" else value_text
     try:
         value = float(number_text) / (1 if number_text == value_text else 100)

@@ -11,6 +11,8 @@ import yaml
 from docs.scripts.tables import code, table
 from prometheus_client import Metric
 
+from flyball_server.jobs.store.contract import JobStore
+from flyball_server.prometheus.host_metrics import HostMetrics
 from flyball_server.prometheus.job_families import JobsCollector
 from flyball_server.prometheus.process_metrics import ProcessMetrics
 from flyball_server.views.job_figures import SharedReading
@@ -44,7 +46,7 @@ def _of_the_process() -> Iterator[tuple[str, str, str, str]]:
         for collector in cast("Any", registry)._collector_to_names
         if hasattr(collector, "_labelnames")
     }
-    for family in registry.collect():
+    for family in (*registry.collect(), *HostMetrics(cast("JobStore", None), None).describe()):
         yield _row(family, labels.get(family.name, ()))
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from flyball_pipeline.instruction import InstructionKind
+from flyball_profiles.gpu_conditions import GpuConditions
 from flyball_profiles.stage_profile import (
     MAX_JITTER,
     MAX_RANK_WAITING_S,
@@ -33,6 +35,9 @@ RANK_WAITING_COLUMN = "rank_waiting"
 TIME_ERROR_COLUMN, JITTER_COLUMN, REPETITIONS_COLUMN = "time_error", "jitter", "num_repetitions"
 # What the energy counts, `gpu` or `module`, the same in all rows; empty or absent: not recorded.
 SCOPE_COLUMN = "energy_scope"
+# Conditions that the GPU was measured under, `NAME=VALUE` with spaces between; empty or absent: not
+# recorded.
+CONDITIONS_COLUMN = "conditions"
 # Limit that kept the GPU below the locked clock, such as `power`; empty or absent: it was held.
 # A row whose lock was lost says nothing of a limit.
 HELD_COLUMN, LOST = "held_by", "lost"
@@ -60,6 +65,7 @@ class MeasuredRow:
         chunk: the model chunk measured, from 0; None: the whole stage.
         point: clock, time and energy.
         energy_scope: what the energy counts; None: not recorded.
+        conditions: conditions that the GPU was measured under; None: not recorded.
     """
 
     line: int
@@ -70,6 +76,7 @@ class MeasuredRow:
     chunk: int | None
     point: OperatingPoint
     energy_scope: EnergyScope | None = None
+    conditions: GpuConditions | None = None
 
     @property
     def named(self) -> str:
@@ -105,6 +112,7 @@ def parse_row(
             chunk=_chunk(cells),
             point=_point(cells),
             energy_scope=_scope(cells),
+            conditions=_conditions(cells),
         )
     except ProfileError as error:
         raise ProfileError(error.message, line=line) from None
@@ -144,6 +152,24 @@ def _scope(cells: Mapping[str, object]) -> EnergyScope | None:
     except ValueError:
         known = " or ".join(EnergyScope)
         raise ProfileError(f"{SCOPE_COLUMN} must be {known}, not {_shown(value)}") from None
+
+
+def _conditions(cells: Mapping[str, object]) -> GpuConditions | None:
+    value = cells.get(CONDITIONS_COLUMN)
+    if _is_empty(value):
+        return None
+    if not isinstance(value, str):
+        raise ProfileError(f"{CONDITIONS_COLUMN} must be text, not {_shown(value)}")
+    return _parsed_conditions(value)
+
+
+@functools.lru_cache(maxsize=256)
+def _parsed_conditions(text: str) -> GpuConditions:
+    """Return the conditions of a text, which many rows share."""
+    try:
+        return GpuConditions.parse(text)
+    except ValueError as error:
+        raise ProfileError(f"{CONDITIONS_COLUMN}: {error}") from None
 
 
 def _optional(cells: Mapping[str, object], column: str, most: float) -> float:

@@ -17,6 +17,7 @@ from dataclasses import replace
 from functools import partial
 
 from flyball_pipeline.instruction import InstructionKind
+from flyball_profiles.gpu_conditions import GpuConditions, common_conditions
 from flyball_profiles.measured_row import SCOPE_COLUMN, MeasuredRow, RankKey, rank_name
 from flyball_profiles.stage_profile import (
     EnergyScope,
@@ -37,7 +38,7 @@ def merge_rows(rows: Sequence[MeasuredRow], *, place: str) -> StageProfile:
         ProfileError: a key stands twice, ranks were measured at different clocks, or the
             profile as a whole cannot be used; with the first line concerned where there is one.
     """
-    scope = _scope_of(rows)
+    shared = partial(replace, energy_scope=_scope_of(rows), conditions=_conditions_of(rows))
     by_chunk: dict[int, list[MeasuredRow]] = {}
     whole: list[MeasuredRow] = []
     for row in rows:
@@ -45,8 +46,8 @@ def merge_rows(rows: Sequence[MeasuredRow], *, place: str) -> StageProfile:
         own.append(row)
     chunks = merge_each(by_chunk, "chunk", "chunks", partial(_merge, place=place))
     if chunks and not whole:
-        return replace(whole_stages(chunks), energy_scope=scope)
-    return replace(_merge(whole, place), chunks=chunks, energy_scope=scope)
+        return shared(whole_stages(chunks))
+    return shared(_merge(whole, place), chunks=chunks)
 
 
 def merge_each(
@@ -168,6 +169,14 @@ def _scope_of(rows: Sequence[MeasuredRow]) -> EnergyScope | None:
                 line=row.line,
             )
     return scopes.pop() if len(scopes) == 1 else None
+
+
+def _conditions_of(rows: Sequence[MeasuredRow]) -> tuple[GpuConditions | None, ...]:
+    """Return what the conditions of all rows of each stage have in common."""
+    by_stage: dict[int, list[GpuConditions | None]] = {}
+    for row in rows:
+        by_stage.setdefault(row.stage, []).append(row.conditions)
+    return tuple(common_conditions(by_stage[stage]) for stage in sorted(by_stage))
 
 
 def _merge(rows: Sequence[MeasuredRow], place: str) -> StageProfile:

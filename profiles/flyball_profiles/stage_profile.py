@@ -15,6 +15,7 @@ from enum import StrEnum
 from types import MappingProxyType
 
 from flyball_pipeline.instruction import InstructionKind
+from flyball_profiles.gpu_conditions import GpuConditions, is_known
 
 
 class EnergyScope(StrEnum):
@@ -137,6 +138,8 @@ class StageProfile:
         chunks: the profile of each model chunk, where stages hold several (interleaving) and
             they were measured one by one; else empty. `points` are always of the whole stage.
         energy_scope: what the energies count; None: not recorded.
+        conditions: conditions that the GPUs of each stage were measured under; None: of this stage
+            not recorded; empty: of none.
 
     Raises:
         ProfileError: a stage number is skipped, a stage without `step` has neither `backward` nor
@@ -148,6 +151,7 @@ class StageProfile:
     num_ranks_per_stage: tuple[int, ...]
     chunks: tuple[StageProfile, ...] = ()
     energy_scope: EnergyScope | None = None
+    conditions: tuple[GpuConditions | None, ...] = ()
 
     def __post_init__(self) -> None:
         ordered = {
@@ -156,6 +160,10 @@ class StageProfile:
         }
         object.__setattr__(self, "points", MappingProxyType(ordered))
         self._check_stages()
+        if len(self.conditions) not in {0, self.num_stages}:
+            raise ProfileError(f"conditions must be those of {self.num_stages} stages, or none")
+        if not is_known(self.conditions):
+            object.__setattr__(self, "conditions", ())
         for (stage, kind), points in ordered.items():
             _check_frequencies(stage, kind, points)
         for chunk, profile in enumerate(self.chunks):
@@ -164,8 +172,8 @@ class StageProfile:
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle the mapping instead of its view, which cannot be pickled."""
-        parts = (dict(self.points), self.num_ranks_per_stage, self.chunks, self.energy_scope)
-        return _profile_of, parts
+        parts = (dict(self.points), self.num_ranks_per_stage, self.chunks)
+        return _profile_of, (*parts, self.energy_scope, self.conditions)
 
     def _check_stages(self) -> None:
         stages = sorted({stage for stage, _ in self.points})
@@ -260,6 +268,7 @@ class StageProfile:
             num_ranks_per_stage=tuple(self.num_ranks_per_stage[old] for old in stages),
             chunks=tuple(chunk.select_stages(stages) for chunk in self.chunks),
             energy_scope=self.energy_scope,
+            conditions=tuple(self.conditions[old] for old in stages) if self.conditions else (),
         )
 
 
@@ -277,10 +286,12 @@ def _profile_of(
     num_ranks_per_stage: tuple[int, ...],
     chunks: tuple[StageProfile, ...],
     energy_scope: EnergyScope | None,
+    conditions: tuple[GpuConditions | None, ...],
 ) -> StageProfile:
     return StageProfile(
         points=points,
         num_ranks_per_stage=num_ranks_per_stage,
         chunks=chunks,
         energy_scope=energy_scope,
+        conditions=conditions,
     )

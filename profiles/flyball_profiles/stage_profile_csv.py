@@ -19,9 +19,11 @@ from pathlib import Path
 from typing import NamedTuple, cast
 
 from flyball_pipeline.instruction import InstructionKind
+from flyball_profiles.gpu_conditions import GpuConditions
 from flyball_profiles.limited_file import read_bytes
 from flyball_profiles.measured_row import (
     CHUNK_COLUMN,
+    CONDITIONS_COLUMN,
     DP_RANK_COLUMN,
     HELD_COLUMN,
     JITTER_COLUMN,
@@ -216,8 +218,8 @@ def stage_profile_rows(profile: StageProfile) -> list[dict[str, int | float | st
     first, then chunk after chunk. Where a stage holds the energy of several ranks, every row has
     `num_ranks` too, and where these wait for one another `rank_waiting`; where the scatter of times
     is known, `time_error` and `jitter`; where clocks were not held, `held_by`; where it is known
-    what the energies count, `energy_scope`; where there are chunks, every row has `chunk`, None (an
-    empty cell) for the whole stage.
+    what the energies count, `energy_scope`; where the GPUs' conditions are known, `conditions`;
+    where there are chunks, every row has `chunk`, None (an empty cell) for the whole stage.
     """
     every_point = [
         point
@@ -252,10 +254,16 @@ def stage_profile_rows(profile: StageProfile) -> list[dict[str, int | float | st
                         row[HELD_COLUMN] = point.held_by or None
                     if profile.energy_scope is not None:
                         row[SCOPE_COLUMN] = profile.energy_scope.value
+                    if profile.conditions:
+                        row[CONDITIONS_COLUMN] = _conditions_text(profile.conditions[stage])
                     if profile.chunks:
                         row[CHUNK_COLUMN] = chunk
                     rows.append(row)
     return rows
+
+
+def _conditions_text(conditions: GpuConditions | None) -> str | None:
+    return None if conditions is None else str(conditions)
 
 
 def write_stage_profile(profile: StageProfile) -> str:

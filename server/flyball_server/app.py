@@ -50,6 +50,7 @@ from flyball_server.jobs.store.contract import JobStore
 from flyball_server.jobs.store.databases import make_job_store
 from flyball_server.jobs.waiters import JobWaiters
 from flyball_server.planning.planner import make_plan_only
+from flyball_server.prometheus.host_metrics import HostMetrics
 from flyball_server.prometheus.job_families import JobsCollector
 from flyball_server.prometheus.process_metrics import MeasuredStore, ProcessMetrics
 from flyball_server.settings import DASK_PREFIX, Settings, load_settings
@@ -232,6 +233,8 @@ def _planner_state(
         JobReading(replace(services, store=store), max_labelled=settings.metrics_jobs)
     )
     metrics.registry.register(JobsCollector(reading))
+    certificate = None if settings.tls_certificate is None else Path(settings.tls_certificate)
+    metrics.registry.register(HostMetrics(store, certificate))
     histories, overviews = HistoryMemory(), Overviews(reading)
     return PlannerState(
         settings=settings,

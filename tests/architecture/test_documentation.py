@@ -221,10 +221,19 @@ def test_every_name_that_a_user_may_meet_is_explained(page: str, names: list[str
     assert [name for name in names if name not in code] == []
 
 
-def test_every_page_is_in_the_index() -> None:
-    linked = set(_LINK.findall((DOCS / "README.md").read_text()))
-    pages = {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")} - {"README.md"}
-    assert pages - linked == set()
+@pytest.mark.parametrize("folder", [DOCS, DOCS / "decisions"])
+def test_every_page_is_in_the_index_of_its_folder(folder: Path) -> None:
+    linked = set(_LINK.findall((folder / "README.md").read_text()))
+    assert {page.name for page in folder.glob("*.md")} - linked == {"README.md"}
+    assert folder == DOCS or "decisions/README.md" in (DOCS / "README.md").read_text()
+
+
+def test_the_written_pages_are_short_enough_to_be_read() -> None:
+    templates = sorted((DOCS / "scripts/reference").glob("*.in"))
+    generated = {template.stem for template in templates}
+    written = [page for page in DOCS.glob("*.md") if page.name not in generated]
+    words = [word for page in (*written, *templates) for word in page.read_text().split()]
+    assert sum(any(map(str.isalnum, word)) for word in words) <= 31_000
 
 
 # ------------------------------------------------------------------ what it shows exists

@@ -38,6 +38,7 @@ CALLS: dict[str, Callable[[GpuDevice], object]] = {
     "clock_limits": lambda gpu: gpu.clock_limits(),
     "total_energy_j": lambda gpu: gpu.total_energy_j(),
     "energy_scope": lambda gpu: gpu.energy_scope(),
+    "conditions": lambda gpu: gpu.conditions(),
 }
 
 # With their noise.

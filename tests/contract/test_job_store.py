@@ -18,6 +18,8 @@ from tests.planner.samples import (
 from tests.unit.planning.tiny_pipelines import B, F, equal_profile, timed_profile
 
 from flyball_pipeline.instruction import Checkpoint
+from flyball_profiles.gpu_conditions import GpuConditions
+from flyball_profiles.stage_profile import StageProfile
 from flyball_server.jobs.errors import StoreClosedError
 from flyball_server.jobs.job_state import JobInput
 from flyball_server.jobs.loop_state import (
@@ -31,6 +33,7 @@ from flyball_server.jobs.loop_state import (
 )
 from flyball_server.jobs.records import NewestVersion, StepDetail, StepTotals
 from flyball_server.jobs.store.contract import JobStore
+from flyball_server.jobs.store.sql.job_writer import MAX_KEPT_PROFILES
 from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_wire.closed_loop import StragglerReason, Timetable, TimetableWindow
 from flyball_wire.messages import JobState, MeasurementDetail
@@ -158,6 +161,41 @@ class TestJobStore:
             assert writer.count_ranks_holding("job", 2) == 2
         with store_with_job.reading() as reader:
             assert [reader.count_ranks_holding("job", version) for version in (1, 3)] == [1, 0]
+
+    def test_the_newest_profile_of_each_conditions_is_kept(self, store_with_job: JobStore) -> None:
+        def under(limit_w: float, energy_j: float = 30.0) -> StageProfile:
+            conditions = GpuConditions(power_limit_w=limit_w)
+            measured = profile(forward_energy_j=energy_j)
+            return replace(measured, conditions=(conditions, None))
+
+        with store_with_job.writing("job") as writer:
+            writer.save_profile("job", profile())
+            assert writer.profiled_conditions("job") is None
+            for limit_w in range(1, MAX_KEPT_PROFILES + 3):
+                writer.save_profile("job", under(limit_w))
+            writer.save_profile("job", under(5, 29.0))
+        with store_with_job.reading() as reader:
+            found = reader.profiled_conditions("job")
+            kept = reader.kept_profiles("job")
+            assert reader.find_profile("job") == kept[0] == under(5, 29.0)
+        assert found is not None
+        assert found.of_stages == (GpuConditions(power_limit_w=5), None)
+        limits_w = [one.power_limit_w for each in kept for one in each.conditions if one]
+        assert limits_w == [5, *(w for w in range(MAX_KEPT_PROFILES + 2, 2, -1) if w != 5)]
+
+    def test_conditions_of_ranks_are_noted_and_only_news_is_news(
+        self, store_with_job: JobStore
+    ) -> None:
+        before = GpuConditions(power_limit_w=700.0, ecc=True, driver="580.1")
+        now = replace(before, power_limit_w=500.5)
+        with store_with_job.writing("job") as writer:
+            writer.save_ranks([rank_record(0), rank_record(1, conditions=before)])
+            assert writer.note_conditions("job", {0: before, 1: before, 7: before})
+            assert not writer.note_conditions("job", {0: before, 1: before})
+            assert writer.note_conditions("job", {1: now})
+            assert not writer.note_conditions("job", {})
+        with store_with_job.reading() as reader:
+            assert [rank.conditions for rank in reader.list_ranks("job")] == [before, now]
 
     def test_a_profile_comes_out_to_the_last_bit_is_replaced_and_forgotten(
         self, store_with_job: JobStore
@@ -428,6 +466,18 @@ class TestJobStore:
             assert reader.find_job("job") == before == job_record()
         with store_with_job.reading() as reader:
             assert reader.find_job("job") == changed
+
+    def test_its_size_grows_with_what_is_stored(self, store_with_job: JobStore) -> None:
+        before = store_with_job.space()
+        assert before.size_bytes > 0
+        assert before.free_bytes is None or before.free_bytes > 0
+        with store_with_job.writing("job") as writer:
+            writer.save_ranks([rank_record()])
+            writer.save_steps(tuple(step_record(step) for step in range(5_000)))
+        assert store_with_job.space().size_bytes > before.size_bytes
+        store_with_job.close()
+        with pytest.raises(StoreClosedError):
+            store_with_job.space()
 
     def test_a_closed_store_says_so_and_keeps_everything(self, store_with_job: JobStore) -> None:
         store_with_job.close()

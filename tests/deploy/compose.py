@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,8 @@ SECRETS = {
 MUST_BE_SET = re.compile(r"\$\{(\w+):\?([^}]+)\}")
 
 
-def read_compose() -> dict[str, Any]:
-    """docker-compose.yml with SECRETS put in."""
-    text = MUST_BE_SET.sub(lambda found: SECRETS[found[1]], COMPOSE.read_text())
+def read_compose(values: Mapping[str, str] = SECRETS) -> dict[str, Any]:
+    """docker-compose.yml with these values put in."""
+    text = MUST_BE_SET.sub(lambda found: values[found[1]], COMPOSE.read_text())
     read: dict[str, Any] = yaml.safe_load(text)
     return read

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 import pytest
+import trustme
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 from tests.planner.live import live_planner
 from tests.planner.measuring import MeasuringRanks
@@ -14,12 +15,15 @@ from flyball_wire import routes
 
 
 @pytest.fixture(scope="session")
-def exported() -> dict[str, set[str]]:
+def exported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
     """Labels of every exported series by the name that a query uses.
 
     Of a planner with `job`, whose two ranks have trained, and `real`, of no emulated GPU.
     """
-    with live_planner() as planner:
+    chain = str(tmp_path_factory.mktemp("tls") / "chain.pem")
+    trustme.CA().issue_cert("planner.example").cert_chain_pems[0].write_to_path(chain)
+    # Named only: the test's own server answers without TLS.
+    with live_planner(tls_certificate=chain, tls_key=chain) as planner:
         planner.put_planned_job()
         planner.put_job("real", emulated=False).raise_for_status()
         for rank in (0, 1):

@@ -50,6 +50,14 @@ def test_the_docs_table_has_every_alert_after_its_time() -> None:
     ]
 
 
+def test_every_alert_has_its_section_of_the_runbook() -> None:
+    page = (ROOT / "docs/runbook.md").read_text(encoding="utf-8")
+    names = [alert["alert"] for alert in alerts()]
+    assert sorted(re.findall(r"^### (Flyball\w+)$", page, flags=re.MULTILINE)) == sorted(names)
+    for alert in alerts():
+        assert alert["annotations"]["runbook_url"] == f"docs/runbook.md#{alert['alert'].lower()}"
+
+
 def test_an_alert_of_a_job_says_which_and_whether_its_gpus_are_emulated() -> None:
     for alert in alerts():
         text = " ".join(alert["annotations"].values())

@@ -28,5 +28,6 @@ PREPARATIONS: dict[str, Preparation] = {
             ("old.csv", _PROFILE),
         )
     ),
+    "docs/runbook.md": Preparation(training="gpt3"),
     "docs/savings.md": Preparation(jobs=("llama",), training="gpt3"),
 }

@@ -10,7 +10,6 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-import yaml
 from tests.documentation.blocks import ROOT, blocks_of
 
 PAGE = ROOT / "docs" / "frameworks.md"
@@ -40,7 +39,7 @@ class Flyball:
         self._calls.append(("detach", *args))
 
     @contextmanager
-    def training_step(self) -> Iterator[None]:
+    def training_step(self, *_: object) -> Iterator[None]:
         self._calls.append("step begins")
         yield
         self._calls.append("step ends")
@@ -184,14 +183,49 @@ def test_megatron_bridges_callbacks_attach_and_enclose_each_step(
     assert calls == [("attach", "of first chunk", options), *step, *step, ("detach",)]
 
 
-def test_the_kubernetes_recipe_changes_only_what_the_example_job_runs() -> None:
-    shown = [block.text for block in blocks_of(PAGE) if block.language == "yaml"]
-    assert len(shown) == 1
-    recipe_container = yaml.safe_load(shown[0])
-    documents = yaml.safe_load_all((ROOT / "deploy/kubernetes/training-job.yaml").read_text())
-    job = next(document for document in documents if document["kind"] == "Job")
-    container = job["spec"]["template"]["spec"]["containers"][0]
-    assert recipe_container.keys() == {"image", "command"} <= container.keys()
-    *launch, script, options = recipe_container["command"]
-    assert [*launch, "train.py"] == container["command"]
-    assert (script, options) == ("train_flyball.py", "--job.config_file=llama3_70b.toml")
+def test_lightnings_callback_encloses_the_batches_of_a_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls: list[object] = []
+    made = Flyball(calls)
+    strategy = SimpleNamespace(model="wrapped")
+
+    class Trainer:
+        def __init__(self, accumulate_grad_batches: int, callbacks: list[Any]) -> None:
+            self.accumulate_grad_batches = accumulate_grad_batches
+            (self.callback,) = callbacks
+            self.strategy, self.global_step = strategy, 8
+
+        def fit(self, module: str, loader: list[int]) -> None:
+            self.callback.on_train_start(self, module)
+            for number, batch in enumerate(loader):
+                self.is_last_batch = number + 1 == len(loader)
+                self.callback.on_train_batch_start(self, module, batch, number)
+                calls.append(batch)
+                self.callback.on_train_batch_end(self, module, None, batch, number)
+            self.callback.on_train_end(self, module)
+
+    def steps(loader: list[int], **options: Any) -> list[int]:  # noqa: ANN401
+        lengths = options.pop("lengths")
+        calls.append(("steps", lengths({"lengths": [3, 4]}), options))
+        return loader
+
+    monkeypatch.setattr(Flyball, "steps", staticmethod(steps), raising=False)
+    put_modules(
+        monkeypatch,
+        flyball_integrations__data_parallel=made,
+        lightning=ModuleType("lightning"),
+        lightning__pytorch=SimpleNamespace(Callback=object, Trainer=Trainer),
+    )
+    exec(  # noqa: S102 - the page's own
+        recipe("# train_lightning_flyball.py"), {"loader": [0, 1, 2, 3, 4, 5], "module": "module"}
+    )
+    given, attached, *steps_run, last = calls
+    assert given == ("steps", [3, 4], {"accumulate": 4, "gives_lists": False})
+    assert attached == (
+        "attach",
+        "wrapped",
+        {"job_id": "my-job", "initial_step": 8, "profiling": "online", "announces_work": True},
+    )
+    assert steps_run == ["step begins", 0, 1, 2, 3, "step ends", "step begins", 4, 5, "step ends"]
+    assert last == ("detach", "wrapped")

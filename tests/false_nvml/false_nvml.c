@@ -3,7 +3,7 @@
  * Its GPUs live in a file (FALSE_NVML_STATE) that every process maps, so that one process sees
  * the clocks that another one left behind. The test that made the file may write into it: faults
  * that last a while, calls that hang, latency, a queue of calls, MIG, a clock held below the lock and
- * why, energy that freezes or falls. Every call is appended to FALSE_NVML_LOG. The layout of the file, and what a clock does to the energy, are also in
+ * why, energy that freezes or falls, limits and settings, locks without effect. Every call is appended to FALSE_NVML_LOG. The layout of the file, and what a clock does to the energy, are also in
  * library.py.
  */
 #define _GNU_SOURCE
@@ -28,8 +28,12 @@
 
 enum { SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6,
        INSUFFICIENT_SIZE = 7 };
-/* NVML_FI_DEV_POWER_INSTANT, NVML_POWER_SCOPE_GPU and NVML_POWER_SCOPE_MODULE */
-enum { POWER_INSTANT = 186, SCOPE_GPU = 0, SCOPE_MODULE = 1 };
+/* NVML_FI_DEV_POWER_INSTANT and _CURRENT_LIMIT, NVML_POWER_SCOPE_GPU and _MODULE */
+enum { POWER_INSTANT = 186, POWER_CURRENT_LIMIT = 190, SCOPE_GPU = 0, SCOPE_MODULE = 1 };
+/* nvmlClockType_t */
+enum { CLOCK_SM = 1, CLOCK_MEMORY = 2 };
+#define DEFAULT_LIMIT_MW 700000
+#define MEMORY_MHZ 2619
 
 struct gpu {
     int64_t lowest_mhz;    /* the range that is set; 0: none, the driver's default */
@@ -42,6 +46,13 @@ struct gpu {
     int64_t computing_pid; /* a process that computes on it; 0: none */
     int64_t is_frozen;     /* the energy counter does not move */
     int64_t module_mw;     /* what the rest of the module draws, counted too; 0: there is none */
+    int64_t limit_mw;      /* enforced power limit; 0: the default one */
+    int64_t module_limit_mw; /* of the module, where there is one */
+    int64_t profiles;      /* enforced power profiles, a bit each; those of 32 and more have none */
+    int64_t memory_mhz;    /* 0: the highest */
+    int64_t application_mhz; /* application clock of the SMs; 0: the highest */
+    int64_t ecc_off;
+    int64_t is_deaf;       /* locked clocks are accepted and have no effect */
 };
 
 /* Fault of calls between two moments of CLOCK_MONOTONIC. */
@@ -66,6 +77,11 @@ struct field {
     long long timestamp, latency_us;
     int value_type, code;
     union { unsigned uint; unsigned long long ull; } value;
+};
+
+/* nvmlWorkloadPowerProfileCurrentProfiles_v1_t */
+struct power_profiles {
+    unsigned version, known[8], requested[8], enforced[8];
 };
 
 /* nvmlPciInfo_t */
@@ -143,14 +159,15 @@ static int enter(const char *function, long gpu, long argument) {
 #define INDEX(device) ((long)((struct gpu *)(device) - state->gpus))
 
 static int64_t clock_mhz(const struct gpu *gpu) {
-    int64_t asked = gpu->highest_mhz ? gpu->highest_mhz : HIGHEST_MHZ;
+    int64_t free = gpu->application_mhz ? gpu->application_mhz : HIGHEST_MHZ;
+    int64_t asked = gpu->highest_mhz && !gpu->is_deaf ? gpu->highest_mhz : free;
     return gpu->held_mhz && gpu->held_mhz < asked ? gpu->held_mhz : asked;
 }
 
 /* Software power cap (4) while the clock is held; clocks set by somebody (2) while they are. */
 static unsigned long long event_reasons(const struct gpu *gpu) {
-    int64_t asked = gpu->highest_mhz ? gpu->highest_mhz : HIGHEST_MHZ;
-    return gpu->event_reasons | (clock_mhz(gpu) < asked ? 4 : 0) | (gpu->highest_mhz ? 2 : 0);
+    int is_held = gpu->held_mhz && clock_mhz(gpu) == gpu->held_mhz;
+    return gpu->event_reasons | (is_held ? 4 : 0) | (gpu->highest_mhz ? 2 : 0);
 }
 
 /* 50 W and a tenth of a watt per MHz; counted in whole periods, as coarsely as a real one. */
@@ -308,7 +325,51 @@ EXPORT int nvmlDeviceGetComputeRunningProcesses_v3(void *device, unsigned *count
 
 EXPORT int nvmlDeviceGetClockInfo(void *device, int type, unsigned *mhz) {
     ENTER(INDEX(device), type);
-    *mhz = clock_mhz(device);
+    const struct gpu *gpu = device;
+    int64_t memory_mhz = gpu->memory_mhz ? gpu->memory_mhz : MEMORY_MHZ;
+    *mhz = type == CLOCK_MEMORY ? memory_mhz : clock_mhz(gpu);
+    return SUCCESS;
+}
+
+EXPORT int nvmlDeviceGetApplicationsClock(void *device, int type, unsigned *mhz) {
+    ENTER(INDEX(device), type);
+    const struct gpu *gpu = device;
+    *mhz = gpu->application_mhz ? gpu->application_mhz : HIGHEST_MHZ;
+    return SUCCESS;
+}
+
+EXPORT int nvmlDeviceGetEnforcedPowerLimit(void *device, unsigned *milliwatts) {
+    ENTER(INDEX(device), 0);
+    const struct gpu *gpu = device;
+    *milliwatts = gpu->limit_mw ? gpu->limit_mw : DEFAULT_LIMIT_MW;
+    return SUCCESS;
+}
+
+EXPORT int nvmlDeviceGetPowerManagementDefaultLimit(void *device, unsigned *milliwatts) {
+    ENTER(INDEX(device), 0);
+    *milliwatts = DEFAULT_LIMIT_MW;
+    return SUCCESS;
+}
+
+EXPORT int nvmlDeviceGetEccMode(void *device, unsigned *current, unsigned *pending) {
+    ENTER(INDEX(device), 0);
+    *current = *pending = !((struct gpu *)device)->ecc_off;
+    return SUCCESS;
+}
+
+EXPORT int nvmlDeviceGetPersistenceMode(void *device, unsigned *mode) {
+    ENTER(INDEX(device), 0);
+    *mode = 1;
+    return SUCCESS;
+}
+
+EXPORT int nvmlDeviceWorkloadPowerProfileGetCurrentProfiles(void *device,
+                                                            struct power_profiles *profiles) {
+    ENTER(INDEX(device), profiles->version);
+    const struct gpu *gpu = device;
+    if (gpu->profiles < 0) return NOT_SUPPORTED;
+    profiles->known[0] = 0xff;
+    profiles->requested[0] = profiles->enforced[0] = gpu->profiles;
     return SUCCESS;
 }
 
@@ -334,16 +395,20 @@ EXPORT int nvmlDeviceGetTotalEnergyConsumption(void *device, unsigned long long 
     return SUCCESS;
 }
 
-/* The power of the GPU, and of its module where there is one; no other fields. */
+/* Power and limit of the GPU, and of its module where there is one; no other fields. */
 EXPORT int nvmlDeviceGetFieldValues(void *device, int count, struct field *values) {
     ENTER(INDEX(device), count);
     const struct gpu *gpu = device;
     for (int i = 0; i < count; i++) {
         int is_module = values[i].scope_id == SCOPE_MODULE && gpu->module_mw;
         int is_known = values[i].scope_id == SCOPE_GPU || is_module;
-        values[i].code = values[i].field_id == POWER_INSTANT && is_known ? SUCCESS : NOT_SUPPORTED;
+        int is_power = values[i].field_id == POWER_INSTANT;
+        int is_limit = values[i].field_id == POWER_CURRENT_LIMIT;
+        int64_t limit_mw = is_module ? gpu->module_limit_mw : gpu->limit_mw;
+        int64_t power_mw = 50000 + 100 * clock_mhz(gpu) + (is_module ? gpu->module_mw : 0);
+        values[i].code = (is_power || (is_limit && limit_mw)) && is_known ? SUCCESS : NOT_SUPPORTED;
         values[i].value_type = 1; /* unsigned int */
-        values[i].value.uint = 50000 + 100 * clock_mhz(gpu) + (is_module ? gpu->module_mw : 0);
+        values[i].value.uint = is_power ? power_mw : limit_mw;
     }
     return SUCCESS;
 }

@@ -21,7 +21,7 @@ SUPPORTED_MHZ = tuple(range(HIGHEST_MHZ, LOWEST_MHZ - 1, -15))
 
 # The layout of `struct state` in false_nvml.c.
 _HEAD = struct.Struct("=qqq")
-_GPU = struct.Struct("=qqqqqqqqqq")
+_GPU = struct.Struct("=qqqqqqqqqqqqqqqqq")
 _FAULT = struct.Struct("=qqqq64s")
 _FIELD = struct.Struct("=q")
 _MAX_GPUS = _MAX_FAULTS = 8
@@ -38,6 +38,13 @@ _GPU_FIELDS = (
     "computing_pid",
     "is_frozen",
     "module_mw",
+    "limit_mw",
+    "module_limit_mw",
+    "profiles",
+    "memory_mhz",
+    "application_mhz",
+    "ecc_off",
+    "is_deaf",
 )
 _COUNTER_PERIOD_NS = 25_000_000
 
@@ -186,6 +193,42 @@ class FalseNvml:
             self._count_energy(index)
             self._set_gpu(index, module_mw=power_w * 1000)
 
+    def set_conditions(
+        self,
+        index: int = 0,
+        *,
+        limit_w: int | None = None,
+        module_limit_w: int | None = None,
+        profiles: int | None = None,
+        memory_mhz: int | None = None,
+        application_mhz: int | None = None,
+        ecc: bool | None = None,
+    ) -> None:
+        """Change limits and settings, as an operator does.
+
+        Args:
+            index: the GPU.
+            limit_w: enforced power limit in W; 0: the default one, 700 W.
+            module_limit_w: that of its module in W, where `set_module_w` gave it one.
+            profiles: enforced power profiles, a bit each; -1: the GPU has none.
+            memory_mhz: memory clock; 0: the highest, 2619 MHz.
+            application_mhz: application clock of the SMs; 0: the highest.
+            ecc: whether ECC is on, as it is at first.
+        """
+        given = {
+            "limit_mw": None if limit_w is None else limit_w * 1000,
+            "module_limit_mw": None if module_limit_w is None else module_limit_w * 1000,
+            "profiles": profiles,
+            "memory_mhz": memory_mhz,
+            "application_mhz": application_mhz,
+            "ecc_off": None if ecc is None else int(not ecc),
+        }
+        self._set_gpu(index, **{name: value for name, value in given.items() if value is not None})
+
+    def ignore_locks(self, index: int = 0, *, is_deaf: bool = True) -> None:
+        """Let locked clocks be accepted without effect, or have effect again."""
+        self._set_gpu(index, is_deaf=int(is_deaf))
+
     def set_latency_us(self, latency_us: int, *, queues: bool = False) -> None:
         """From now on every call takes this long; those that lock clocks at once, or in turn."""
         _HEAD.pack_into(self._map, 0, self.num_gpus, latency_us, queues)
@@ -211,7 +254,9 @@ class FalseNvml:
         gpu = self._gpu(index)
         until_ns = time.monotonic_ns() // _COUNTER_PERIOD_NS * _COUNTER_PERIOD_NS
         elapsed_ms = (until_ns - (gpu["counted_ns"] or until_ns)) // 10**6
-        clock_mhz = min(gpu["highest_mhz"] or HIGHEST_MHZ, gpu["held_mhz"] or HIGHEST_MHZ)
+        free_mhz = gpu["application_mhz"] or HIGHEST_MHZ
+        asked_mhz = 0 if gpu["is_deaf"] else gpu["highest_mhz"]
+        clock_mhz = min(asked_mhz or free_mhz, gpu["held_mhz"] or HIGHEST_MHZ)
         power_mw = 0 if gpu["is_frozen"] else 50_000 + 100 * clock_mhz + gpu["module_mw"]
         energy_uj = gpu["energy_uj"] + power_mw * elapsed_ms
         self._set_gpu(index, energy_uj=energy_uj, counted_ns=until_ns)

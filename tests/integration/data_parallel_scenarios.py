@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -35,7 +36,7 @@ from flyball_client.api.planner_client import PlannerClient
 from flyball_client.gpu.emulated import IDEAL_GPU, EmulatedGpu
 from flyball_client.session.instruction_timings import InstructionTiming
 from flyball_client.session.rank_session import RankSession
-from flyball_integrations.data_parallel import attach, detach, training_step
+from flyball_integrations.data_parallel import attach, detach, steps, training_step
 from flyball_integrations.data_parallel.rank_waits import DDP_WAITS, FSDP_WAITS, RankWaits
 from flyball_lab.emulation.emulated_pipeline import RankClock
 from flyball_pipeline.instruction import InstructionKind
@@ -66,6 +67,9 @@ _PATIENCE_S = 60.0
 _PAUSE_S = 0.01
 _NUM_MEASURED = 3
 _NUM_WITH_WORK = 6
+_NUM_BATCHES = 8
+# Time in s within a step for the exchange of the next one.
+_EXCHANGE_S = 0.1
 
 
 def step_profile() -> StageProfile:
@@ -103,6 +107,17 @@ class Training:
             is_last = number + 1 == num_accumulated
             with self._without_reduction() if not is_last else nullcontext():
                 self._loss().backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def step_on(self, batches: Sequence[torch.Tensor]) -> None:
+        """Train one step of the optimizer on these batches."""
+        for number, batch in enumerate(batches):
+            is_last = number + 1 == len(batches)
+            with self._without_reduction() if not is_last else nullcontext():
+                loss = nn.functional.mse_loss(self.model(batch), batch)
+                self.losses.append(loss.item().hex())
+                loss.backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
 
@@ -207,6 +222,69 @@ def _replaced(model: nn.Module) -> list[str]:
         ]
         found += [f"{name} hook"] * len(module._forward_hooks)
     return found
+
+
+# ------------------------------------------------------------------ announced
+
+
+class Sequences:
+    """Loader of batches of sequences, whose number differs by rank and batch."""
+
+    def __init__(self) -> None:
+        self.position = 0
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        generator = torch.Generator().manual_seed(torch.distributed.get_rank())
+        for number in range(_NUM_BATCHES):
+            self.position = number + 1
+            yield torch.randn(num_rows_of(number), _WIDTH, generator=generator)
+
+    def state_dict(self) -> dict[str, int]:
+        """Return the number of batches that were read."""
+        return {"position": self.position}
+
+
+def num_rows_of(number: int) -> int:
+    """Return the number of sequences of this rank's batch."""
+    rank: int = torch.distributed.get_rank()
+    return 2 + (5 * number + rank) % 7
+
+
+def announced(kind: str, num_batches: int) -> Findings:
+    """Train an epoch of batches that differ, without Flyball and with each step announced."""
+    posted: list[Any] = []
+
+    def trained(batches_of: Callable[[Training, Sequences], Iterator[list[torch.Tensor]]]) -> Any:  # noqa: ANN401
+        training, loader = Training(kind), Sequences()
+        positions = []
+        for batches in batches_of(training, loader):
+            with training_step(training.model):
+                training.step_on(batches)
+                time.sleep(_EXCHANGE_S)
+            positions.append(loader.state_dict())
+        detach(training.model)
+        return training.findings() | {"positions": positions}
+
+    def as_torch_does(training: Training, loader: Sequences) -> Iterator[list[torch.Tensor]]:
+        del training
+        batches = iter(loader)
+        while read := list(islice(batches, num_batches)):
+            yield read
+
+    def with_flyball(training: Training, loader: Sequences) -> Iterator[list[torch.Tensor]]:
+        attach(
+            training.model,
+            job_id=f"announced-{kind}",
+            planner_url="http://127.0.0.1:9",
+            announces_work=True,
+        )
+        lengths_of = lambda batch: [1] * len(batch)  # noqa: E731
+        return iter(steps(loader, lengths=lengths_of, accumulate=num_batches))
+
+    stock = trained(as_torch_does)
+    with mock.patch.object(RankSession, "_post", lambda _, each: posted.append(each)):
+        found = trained(with_flyball)
+    return {"stock": stock, "flyball": found, "work": [each.work for each in posted]}
 
 
 # ------------------------------------------------------------------ in virtual time
@@ -328,6 +406,30 @@ def with_work() -> Findings:
     return found
 
 
+def with_own_clocks() -> Findings:
+    """DDP whose ranks announce that work, until steps have had clocks of their own."""
+    rank = torch.distributed.get_rank()
+    job = VirtualJob(
+        "ddp", "own-clocks", work=lambda step, microbatch: work_of(rank, step), announces_work=True
+    )
+    job.run_until(lambda: takes_profile(job.planner, job.job_id, step_profile()))
+    number = job.session.current_step
+    deadline_s = time.monotonic() + _PATIENCE_S
+    for _ in steps(count(number), lengths=lambda number: work_of(rank, number)):
+        job.step()
+        time.sleep(_EXCHANGE_S)
+        num_own = [one.sm_clock_mhz for one in job.timings].count(900)
+        if rank_0_says(num_own > _NUM_WITH_WORK or time.monotonic() > deadline_s):
+            break
+    last = list(zip(job.timings, job.session.history, strict=True))[-_NUM_WITH_WORK:]
+    found: Findings = {
+        "work": [work_of(rank, step.step) for _, step in last],
+        "ran": [[timing.sm_clock_mhz, timing.compute_time_s, step.time_s] for timing, step in last],
+    }
+    job.close()
+    return found
+
+
 def work_of(rank: int, step: int) -> float:
     """Return the work of a rank's step."""
     return 1.5 if (rank + step) % 2 else 1.0
@@ -366,5 +468,8 @@ def scenarios() -> Iterator[tuple[str, Findings]]:
         yield f"{kind} planned", planned(kind)
     yield "online", profiled_online("ddp")
     yield "work", with_work()
-    for kind, options in (("ddp", ("--accumulate", "2")), ("fsdp", ("--fsdp",))):
+    yield "own clocks", with_own_clocks()
+    yield "ddp announced", announced("ddp", 2)
+    yield "fsdp announced", announced("fsdp", 1)
+    for kind, options in (("ddp", ("--accumulate", "2", "--lengths")), ("fsdp", ("--fsdp",))):
         yield f"{kind} example", {"printed": printed_by(EXAMPLE, *_SIZES, *options)}

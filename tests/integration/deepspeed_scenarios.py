@@ -9,6 +9,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Literal, cast
+from unittest import mock
 
 import deepspeed
 import torch
@@ -33,7 +34,8 @@ from torch import nn
 
 from flyball_client.api.planner_client import PlannerClient
 from flyball_client.session.plan_cursor import CompiledPlan
-from flyball_integrations.deepspeed.pipeline import EnginePatch, attach, detach
+from flyball_client.session.rank_session import RankSession
+from flyball_integrations.deepspeed.pipeline import EnginePatch, attach, detach, microbatches
 from flyball_lab.demo.training_loop import leave_out_deepspeed_helper
 from flyball_wire.messages import MeasurementDetail
 
@@ -330,6 +332,27 @@ def order_beside_a_real_planner() -> Findings:
     return training.findings() | steps_of(session) | found
 
 
+def announced() -> Findings:
+    """Read each step's microbatches while the one before runs, one step with a larger batch."""
+    training = Training(**_TWO_STAGES)
+    engine = training.engine
+    gpu = emulated_gpu(engine.stage_id, engine.num_stages)
+    attach(engine, job_id="announced", gpu=gpu, announces_work=True)
+    training._samples = microbatches(engine, training._samples, lengths=lengths_of)
+    posted: list[Any] = []
+    with mock.patch.object(RankSession, "_post", lambda _, each: posted.append(each.work)):
+        # Between steps, for the exchange.
+        training.run(_LARGER_STEPS, before_step=lambda step: time.sleep(0.1))
+    detach(engine)
+    return training.findings() | {"work": posted}
+
+
+def lengths_of(microbatch: tuple[torch.Tensor, torch.Tensor]) -> list[int]:
+    """Return lengths that tell microbatches apart."""
+    sample, _ = microbatch
+    return [int(1000 * abs(float(row[0]))) for row in sample]
+
+
 def scenarios() -> Iterator[tuple[str, Findings]]:
     """All that this number of ranks can run, by name."""
     leave_out_deepspeed_helper()
@@ -344,6 +367,7 @@ def _two_stages() -> Iterator[tuple[str, Findings]]:
     sizes: dict[str, Any] = {"larger_steps": _LARGER_STEPS}
     yield "stock resized", trained_as_deepspeed_does(**_TWO_STAGES, **sizes)
     yield "envpipe resized", trained_in_order(None, sends="pulled", **_TWO_STAGES, **sizes)
+    yield "announced", announced()
     yield "probed", probed_before_planned()
     yield "mixed", attached_in_other_orders()
     yield "planner", order_beside_a_real_planner()

@@ -119,14 +119,18 @@ class Training:
         ]
 
     def run(
-        self, forward_backward: ForwardBackward | None = None, *, forward_only: bool = False
+        self,
+        forward_backward: ForwardBackward | None = None,
+        *,
+        forward_only: bool = False,
+        data: Any = None,  # noqa: ANN401 - what Megatron takes
     ) -> list[float]:
         """One step without an optimizer's; the losses on the last stage, elsewhere nothing."""
         function = get_forward_backward_func() if forward_backward is None else forward_backward
         is_interleaved = self.num_chunks > 1
         losses = function(
             forward_step_func=_forward_step,
-            data_iterator=[samples() for _ in self.chunks] if is_interleaved else samples(),
+            data_iterator=self.data() if data is None else data,
             model=self.chunks if is_interleaved else self.chunks[0],
             num_microbatches=self.num_microbatches,
             seq_length=SEQUENCE_LENGTH,
@@ -134,6 +138,10 @@ class Training:
             forward_only=forward_only,
         )
         return [float(of_microbatch["loss"]) for of_microbatch in losses]
+
+    def data(self) -> Any:  # noqa: ANN401 - what Megatron takes
+        """Return the samples from the first one on: an iterator, or one for each chunk."""
+        return [samples() for _ in self.chunks] if self.num_chunks > 1 else samples()
 
     def gradients(self) -> list[list[float]]:
         """Of each chunk's parameters, summed over the steps so far; then zero."""

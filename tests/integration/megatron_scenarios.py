@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal
+from typing import Any, Literal
+from unittest import mock
 
 import torch
 import torch.distributed
 from megatron.core.pipeline_parallel import schedules
+from megatron.core.rerun_state_machine import RerunDataIterator
 from megatron.core.timers import Timers
 from megatron.core.transformer import enums
 from tests.integration.megatron_cpu import Training, cuda_is_cpu
@@ -15,7 +17,7 @@ from tests.integration.rank_server import Findings
 from tests.integration.trainings import emulated_gpu, plan_of
 
 from flyball_client.session.rank_session import RankSession
-from flyball_integrations.megatron.pipeline import attach, detach, training_step
+from flyball_integrations.megatron.pipeline import attach, detach, microbatches, training_step
 
 NUM_MICROBATCHES = 4
 NUM_CHUNKS = 2
@@ -31,7 +33,8 @@ def scenarios() -> Iterator[tuple[str, Findings]]:
                 found
                 | {"patch": _hooked(training, hooks="patch")}
                 | {"timers": _hooked(training, hooks="timers")}
-                | {"whole": _hooked_at_steps(training)},
+                | {"whole": _hooked_at_steps(training)}
+                | {"announced": _announced(training)},
             )
 
 
@@ -116,6 +119,37 @@ def _hooked_at_steps(training: Training) -> Findings:
     detach()
     config.cuda_graph_scope = scope
     return found | {"rebound": rebound, "ran": clocks, "steps": steps}
+
+
+def _announced(training: Training) -> Findings:
+    """Train two steps without Flyball, and with their microbatches read ahead."""
+    data = training.data()
+    found: Findings = {
+        "stock": [training.run(data=data), training.run(data=data), training.gradients()]
+    }
+    attach(
+        training.config,
+        job_id="job",
+        num_microbatches=NUM_MICROBATCHES,
+        gpu=emulated_gpu(training.stage, _num_stages()),
+        lease_s=60.0,
+        announces_work=True,
+    )
+    announced: list[tuple[int, int]] = []
+
+    def announce_step(session: RankSession, work: Any, *, step: int) -> None:  # noqa: ANN401
+        announced.append((step, len(work)))
+
+    rerun = RerunDataIterator(data)
+    read_ahead = [microbatches(each, lengths=lambda _: [3, 4]) for each in (rerun, None)]
+    data = microbatches(training.data(), lengths=lambda sample: [len(sample)])
+    with mock.patch.object(RankSession, "announce_step", announce_step):
+        found["flyball"] = [training.run(data=data), training.run(data=data), training.gradients()]
+    detach()
+    return found | {
+        "announced": announced,
+        "are_as_given": read_ahead[0] is rerun and read_ahead[1] is None,
+    }
 
 
 def _attached_twice(training: Training) -> str:

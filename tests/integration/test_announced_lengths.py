@@ -6,7 +6,11 @@ import random
 import time
 
 import pytest
-from tests.planner.emulated_ranks import EmulatedTraining, emulated_training
+from tests.planner.emulated_ranks import (
+    EmulatedTraining,
+    emulated_training,
+    one_forward_one_backward,
+)
 from tests.planner.live import LivePlanner, live_planner
 from tests.unit.client.test_step_exchange import Meeting
 
@@ -17,7 +21,8 @@ from flyball_profiles.stage_profile_csv import parse_stage_profile, write_stage_
 from flyball_server.jobs.findings.delays import DelayReconciler
 from flyball_server.jobs.loop_state import WorkModel
 from flyball_server.jobs.reconcile.plans import PlanReconciler
-from flyball_wire.messages import JobRegistration
+from flyball_wire.messages import JobRegistration, Profiling
+from flyball_wire.plan_options import Effort
 
 JOB, NUM_STAGES, NUM_MICROBATCHES, NUM_PIPELINES = "job", 2, 4, 2
 PER_TOKEN = 2.5e-4
@@ -40,8 +45,8 @@ def profile() -> StageProfile:
 class Announcements:
     """Lengths of steps by pipeline; a step is announced before the one in front of it runs."""
 
-    def __init__(self, training: EmulatedTraining) -> None:
-        self._training = training
+    def __init__(self, training: EmulatedTraining, step_s: float = STEP_S) -> None:
+        self._training, self._step_s = training, step_s
         self._chance = random.Random(3)
         self._lengths: dict[tuple[int, int], list[list[float]]] = {}
 
@@ -49,7 +54,7 @@ class Announcements:
         """Announce the next step, and return the work of this one."""
         for rank in self._training.ranks:
             rank.session.announce_step(self._of(step + 1, rank.pipeline), step=step + 1)
-        waits = [STEP_S]
+        waits = [self._step_s]
 
         def factor(pipeline: int, microbatch: int) -> float:
             time.sleep(waits.pop() if waits else 0)
@@ -125,3 +130,56 @@ def test_announced_lengths_are_fitted_and_steps_run_at_clocks_of_their_own() -> 
             plans = [each.step_plan for each in details if each.step_plan is not None]
             assert plans
             assert all(0 <= slack < 1 and low <= high <= 1400 for slack, low, high, _ in plans)
+
+
+def test_a_job_is_profiled_by_its_announced_work(work_s: float = 0.04) -> None:
+    """Its steps differ by a quarter, for which profiling refuses others."""
+    registration = JobRegistration(
+        num_stages=NUM_STAGES,
+        num_microbatches=NUM_MICROBATCHES,
+        num_ranks=NUM_STAGES * NUM_PIPELINES,
+        blocking_power_w=(BLOCKING_POWER_W,),
+        transition_ms=0.0,
+        profiling=Profiling.ONLINE,
+        profiling_slowdown=0.5,
+        effort=Effort.LOW,
+        emulated=True,
+    )
+    meeting = Meeting(NUM_PIPELINES, NUM_STAGES)
+    with (
+        live_planner() as planner,
+        PlannerClient(str(planner.http.base_url)) as client,
+    ):
+        client.put_job(JOB, registration)
+        with emulated_training(
+            str(planner.http.base_url),
+            JOB,
+            profile(),
+            one_forward_one_backward(NUM_STAGES, NUM_MICROBATCHES),
+            blocking_power_w=BLOCKING_POWER_W,
+            num_pipelines=NUM_PIPELINES,
+            noise=NOISE,
+            prepare=lambda session, pipeline, stage: session.plan_steps(
+                meeting.agreement(pipeline, stage), coupling="step"
+            ),
+        ) as training:
+            training.work_of_step = Announcements(training, work_s).work_of_step
+            training.train_until(
+                lambda: client.get_job(JOB).state in {"planned", "planning-failed"}, max_steps=400
+            )
+            assert client.get_job(JOB).problem is None
+            with planner.state.services.store.reading() as reader:
+                found = reader.find_profile(JOB)
+            assert found is not None
+            for key, points in found.points.items():
+                known = {point.frequency_mhz: point for point in profile().points[key]}
+                highest = points[0]
+                for point in points:
+                    true = known[point.frequency_mhz].time_s / known[1400].time_s
+                    assert point.time_s / highest.time_s == pytest.approx(true, rel=0.04)
+                    true = known[point.frequency_mhz].energy_j / known[1400].energy_j
+                    assert point.energy_j / highest.energy_j == pytest.approx(true, rel=0.08)
+            # What follows has step plans.
+            training.train_until(
+                lambda: bool((known_work(planner) or WorkModel()).coefficients), max_steps=150
+            )

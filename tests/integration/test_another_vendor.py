@@ -46,7 +46,7 @@ def test_clocks_lists_its_gpus() -> None:
 
 def test_doctor_makes_its_checks_and_the_common_ones() -> None:
     checks = {check.name: check for check in probe_gpus([])}
-    parts = ("paint", "control", "energy", "clock")
+    parts = ("paint", "control", "energy", "conditions", "clock")
     per_gpu = [f"GPU {index} {part}" for index in (0, 1) for part in parts]
     assert list(checks) == ["settings", "MUL", "GPUs", *per_gpu]
     assert {check.state for check in checks.values()} == {"ok"}

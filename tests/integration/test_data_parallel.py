@@ -111,6 +111,46 @@ def test_emulated_ranks_wait_within_the_step_for_the_one_with_the_most_work(
         assert found["times_s"] == pytest.approx([1.5] * len(work), rel=1e-3)
 
 
+def test_a_rank_with_little_work_runs_slower_while_others_take_no_longer(
+    ranks: Sequence[Findings],
+) -> None:
+    # A target of 5 % allows a step as much longer as the plan is, which has the next lower clock.
+    longest_s = 1.5 * 1.03
+    for rank in ranks:
+        found = rank["own clocks"]
+        own = 0
+        for work, (sm_clock_mhz, compute_s, time_s) in zip(
+            found["work"], found["ran"], strict=True
+        ):
+            planned_mhz, planned_s = (900, 1.33) if work == 1.0 else (1305, longest_s)
+            # A step whose clocks come too late, on a busy machine, has the highest.
+            is_own = sm_clock_mhz == planned_mhz
+            own += is_own
+            assert is_own or sm_clock_mhz == 1410
+            assert compute_s == pytest.approx(planned_s if is_own else work, rel=1e-3)
+            assert time_s <= longest_s * 1.001
+        assert own > 0
+
+
+@pytest.mark.parametrize(("kind", "num_batches"), [("ddp", 2), ("fsdp", 1)])
+def test_announced_steps_have_the_same_losses_and_positions(
+    ranks: Sequence[Findings], kind: str, num_batches: int
+) -> None:
+    num_steps = 8 // num_batches
+    for number, rank in enumerate(ranks):
+        found = rank[f"{kind} announced"]
+        assert found["flyball"] == found["stock"]
+        assert len(set(found["flyball"]["losses"])) == 8
+        assert found["flyball"]["positions"] == [
+            {"position": num_batches * (1 + step)} for step in range(num_steps)
+        ]
+        rows = [2 + (5 * batch + number) % 7 for batch in range(8)]
+        per_step = [
+            float(sum(rows[num_batches * step :][:num_batches])) for step in range(num_steps)
+        ]
+        assert found["work"] == [[[num_rows, num_rows]] for num_rows in per_step]
+
+
 def test_a_step_is_profiled_while_it_trains(ranks: Sequence[Findings]) -> None:
     found = ranks[0]["online"]
     assert (found["state"], found["problem"]) == ("finished", None)

@@ -141,6 +141,22 @@ def test_steps_of_another_size_run_in_deepspeeds_own_order(two_ranks: list[Findi
         assert found["num_unplanned"][_FIRST_PLANNED_STEP + 1 :] == [0] * 9
 
 
+def test_announced_steps_have_the_same_bits_also_where_the_batch_grows(
+    two_ranks: list[Findings],
+) -> None:
+    for rank in two_ranks:
+        found, stock = rank["announced"], rank["stock resized"]
+        for quantity in ("losses", "evaluations", "parameters", "orders"):
+            assert found[quantity] == stock[quantity]
+        work = found["work"]
+        assert len(work) == _NUM_STEPS
+        assert work == two_ranks[0]["announced"]["work"]
+        # The first step is not known ahead, and those behind one of another size are announced
+        # with as many microbatches as that.
+        assert [len(each) for each in work[1:8] + work[12:]] == [4] * 15
+        assert len({str(each) for each in work[1:]}) == _NUM_STEPS - 1
+
+
 def test_probe_plans_and_the_plan_after_them_set_clocks_in_the_order_that_runs(
     two_ranks: list[Findings],
 ) -> None:

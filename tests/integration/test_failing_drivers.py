@@ -238,6 +238,44 @@ def test_another_programs_clock_is_undone_once_and_then_left_until_the_next_plan
     assert own_governor.no_clocks is None
 
 
+@pytest.mark.parametrize(
+    ("application_mhz", "why"),
+    [
+        (0, "the driver accepts SM clocks, and the GPU runs at 1980 MHz whatever is set, which"),
+        (
+            1410,
+            "the GPU runs at its application clock of 1410 MHz whatever is set (nvidia-smi -rac",
+        ),
+    ],
+)
+def test_clocks_that_are_accepted_without_effect_are_no_longer_set_and_no_limit_is_blamed(
+    loaded_nvml: FalseNvml,
+    own_governor: ProcessGovernor,
+    caplog: pytest.LogCaptureFixture,
+    application_mhz: int,
+    why: str,
+) -> None:
+    loaded_nvml.set_conditions(application_mhz=application_mhz)
+    loaded_nvml.ignore_locks()
+
+    def yields_after_a_step() -> bool:
+        own_governor.on_step_begin()
+        own_governor.set_mhz(1605)
+        time.sleep(0.02)
+        return own_governor.no_clocks is not None
+
+    own_governor.begin_plan()
+    wait_until(yields_after_a_step, "it yields")
+    assert (own_governor.no_clocks or "").startswith(why)
+    report = own_governor.report()
+    assert report.num_asserted == 1
+    assert (report.num_power_capped, report.num_thermally_capped) == (0, 0)
+    assert (report.num_misses > 0) == (application_mhz > 0)
+    wait_until(lambda: loaded_nvml.range_mhz() == (0, 0), "nothing stays locked")
+    own_governor.on_step_begin()
+    assert any(why in message for message in caplog.messages)
+
+
 def test_an_administrators_clock_is_in_the_jobs_notes_until_the_next_version(
     loaded_nvml: FalseNvml, tmp_path: Path
 ) -> None:

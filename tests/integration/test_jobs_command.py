@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Timer
@@ -11,7 +12,14 @@ from typing import Any
 import pytest
 from tests.integration.command_in_process import flyball, refusal
 from tests.planner.live import LivePlanner, live_planner
+from tests.planner.patience import wait_until
 from tests.planner.samples import profile_csv
+
+from flyball_client.api.errors import PlannerUnavailableError
+from flyball_client.api.planner_client import PlannerClient
+from flyball_wire import routes
+from flyball_wire.messages import JobView
+from flyball_wire.plan_options import TargetChange
 
 
 @pytest.fixture(scope="module")
@@ -133,9 +141,65 @@ def test_a_timetable_is_put_shown_and_deleted(live: LivePlanner) -> None:
     assert jobs("timetable", "job", "--delete") == none
 
 
+def test_off_runs_a_job_at_its_highest_clocks_and_says_how_to_undo_that(
+    live: LivePlanner,
+) -> None:
+    jobs("target", "job", "slowdown:20%")
+    jobs("timetable", "job", "--window", "22:00", "06:00", "least-energy", "mon,tue")
+    before = answered(live, "job")["registration"], answered(live, "job/timetable")
+    off, undo_target, undo_timetable = jobs("off", "job").splitlines()
+    version = answered(live, "job")["newest_version"]
+    assert off == f"job: planned, plan {version} (baseline, target fastest)"
+    plan = answered(live, f"job/plans/{version}")["plan"]
+    assert plan["policy"] == "baseline"
+    assert plan["saving_percent"] == pytest.approx(0)
+    # Again: nothing is left to undo.
+    assert jobs("off", "job") == f"{off}\n"
+    for line in (undo_target, undo_timetable):
+        flyball_word, *words = shlex.split(line.removeprefix("  undo: "))
+        assert flyball_word == "flyball"
+        assert flyball(*words).returncode == 0
+    after = answered(live, "job")["registration"], answered(live, "job/timetable")
+    assert after == before
+    jobs("timetable", "job", "--delete")
+    jobs("target", "job", "fastest")
+
+
+def test_off_for_all_leaves_jobs_alone_that_are_over_and_goes_on_after_a_refusal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with live_planner() as many:
+        monkeypatch.setenv("FLYBALL_PLANNER_URL", str(many.http.base_url))
+        for name in ("a", "b", "over"):
+            many.put_planned_job(name)
+        for rank in (0, 1):
+            path = routes.fill(routes.RANK_DEPARTURE, job_id="over", rank=rank)
+            many.http.post(path, json={}).raise_for_status()
+        wait_until(lambda: answered(many, "over")["state"] == "ended")
+        put_target = PlannerClient.put_target
+
+        def refused_once(planner: PlannerClient, job_id: str, change: TargetChange) -> JobView:
+            if job_id == "a":
+                raise PlannerUnavailableError("cut off")
+            return put_target(planner, job_id, change)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(PlannerClient, "put_target", refused_once)
+            done = flyball("jobs", "off", "--all")
+        assert done.returncode == 2
+        assert "1 of 2 not switched off; a: cut off" in done.stderr
+        assert done.stdout.startswith("b: planned, plan 2 (baseline, target fastest)\n  undo: ")
+        both = document("off", "--all")
+        assert {job["registration"]["policy"] for job in both} == {"baseline"}
+        assert {job["job_id"] for job in both} == {"a", "b"}
+        assert answered(many, "over")["registration"]["policy"] == "frontier"
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
+        ("off", "give a JOB, or --all"),
+        ("off job --all", "give a JOB, or --all"),
         ("show nobody", "has no job 'nobody'; of "),
         ("target job", "give a TARGET, --policy, --reconfigure or --effort to change"),
         ("target job soon", "argument TARGET: must be fastest, "),

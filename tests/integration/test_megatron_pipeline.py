@@ -91,6 +91,18 @@ def test_where_nothing_is_hooked_inside_a_step_it_runs_at_the_plans_clock(
             assert found["steps"] == [[1, 0]]
 
 
+def test_announced_steps_have_the_same_bits_and_iterators_keep_their_type(
+    ranks: Sequence[Findings],
+) -> None:
+    for rank in ranks:
+        for schedule in _ORDERS:
+            found = rank[schedule]["announced"]
+            assert found["flyball"] == found["stock"]
+            assert found["are_as_given"]
+            # While a step runs, the next one's four microbatches; each chunk's iterator has them.
+            assert {tuple(each) for each in found["announced"]} == {(1, 4), (2, 4)}
+
+
 def test_detach_leaves_no_trace_and_the_timers_way_changes_no_function(
     ranks: Sequence[Findings],
 ) -> None:

@@ -130,6 +130,16 @@ def test_a_summary_is_shown_and_the_rows_only_with_timeline(profile: Path, plan:
     assert simulated == flyball("simulate", profile, plan).stdout + f"\n{rows}"
 
 
+def test_a_budget_of_limits_is_the_sum_that_the_profile_was_measured_under(profile: Path) -> None:
+    header, *rows = profile.read_text(encoding="utf-8").splitlines()
+    limits = {"0": "power_limit_w=10.5", "1": "power_limit_w=9.5"}
+    lines = [f"{header},conditions", *(f"{row},{limits[row[0]]}" for row in rows), ""]
+    profile.write_text("\n".join(lines), encoding="utf-8")
+    document = document_of("plan", profile, *ASKED, "--target", "power:limit")
+    assert document["target"] == "power:20"
+    assert document["energy_j"] / document["iteration_time_s"] <= 20
+
+
 def test_a_bad_profile_is_refused_with_file_and_line(tmp_path: Path, plan: Path) -> None:
     path = tmp_path / "bad.csv"
     for text, command, place in (
@@ -153,6 +163,7 @@ def test_a_bad_profile_is_refused_with_file_and_line(tmp_path: Path, plan: Path)
         ("--schedule 2f2b", "--schedule: unknown '2f2b'; known: 1f1b"),
         ("--reconfigure eager", "--reconfigure: must be one of default, greedy, balanced, not"),
         ("--target soon", "--target: must be fastest, least-energy, slowdown:5%, deadline"),
+        ("--target power:limit", "--target: power:limit needs a profile with its GPUs' power"),
         ("--policy uniform --reserve 0.1", "--reserve: is for policy frontier, not unif"),
         ("--policy uniform --effort low", "--effort: is for policy frontier, not uniform"),
         ("--policy envelope --max-switches 1", "--max-switches: is for policy frontier, not"),

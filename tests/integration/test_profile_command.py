@@ -103,6 +103,27 @@ def runs(false_nvml: FalseNvml, tmp_path: Path) -> Runs:
     return Runs(false_nvml, tmp_path)
 
 
+def test_a_limit_that_is_lowered_while_it_is_measured_ends_the_measurement(runs: Runs) -> None:
+    with runs.started() as process:
+        wait_until(lambda: runs.num_rows() >= 1, "first point")
+        runs.nvml.set_conditions(limit_w=500)
+        _, stderr = process.communicate(timeout=120)
+    assert process.returncode == 2
+    changed = "power limit 500 W (before: 700 W)"
+    assert f"conditions have changed while it was measured: {changed}; restore them" in stderr
+    assert "--resume continues it" in stderr
+    num_rows = runs.num_rows()
+    status, _, stderr = runs.finished("--resume")
+    assert (status, runs.num_rows()) == (2, num_rows)
+    assert f"out.csv:2: was measured under other conditions: {changed}; restore them" in stderr
+    runs.nvml.set_conditions(limit_w=700)
+    status, _, _ = runs.finished("--resume")
+    assert (status, runs.num_rows()) == (0, 4)
+    (conditions,) = read_stage_profile(runs.out).conditions
+    assert conditions is not None
+    assert (conditions.power_limit_w, conditions.memory_clock_mhz) == (700.0, 2619)
+
+
 # ------------------------------------------------------------------ on an emulated GPU
 
 
@@ -273,7 +294,7 @@ def test_a_measured_blocking_power_fills_an_entry_of_the_gpu_table(
         ((file, *again), "has blocking_power_w already"),
         (("h100-sxm", "-o", file), "exists already; --force overwrites it"),
         (("h100-sxm",), "--fill NAME and -o OUT.toml go together"),
-        (("h100", *again), "unknown GPU 'h100'"),
+        (("h100", *again), "GPU 'h100' may be h100-nvl, h100-pcie, h100-sxm"),
         (("h200", *again, *emulated), "the power of an emulated GPU is given, not measured"),
     )
     for arguments, said in refused:

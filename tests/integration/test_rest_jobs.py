@@ -55,6 +55,31 @@ def test_a_job_is_new_once_and_planned_with_its_profile_and_each_target(
     assert new["plan"]["saving_percent"] == 0
 
 
+def test_a_tool_gives_a_budget_and_reads_planned_watts(planner: LivePlanner) -> None:
+    planner.put_job()
+    planner.put_profile()
+    for rank, limit_w in enumerate((300.0, 250.0)):
+        body = rank_registration(rank, conditions={"power_limit_w": limit_w})
+        path = routes.fill(routes.RANK, job_id="job", rank=rank)
+        planner.http.put(path, json=body).raise_for_status()
+    planner.http.put(TARGET, json={"target": "power:450"}).raise_for_status()
+    power = planner.http.get(routes.fill(routes.POWER, job_id="job")).json()
+    assert (power["target"], power["version"], power["power_limit_w"]) == ("power:450", 2, 550.0)
+    planned_w = [rank["planned_power_w"] for rank in power["ranks"]]
+    assert sum(planned_w) == pytest.approx(power["planned_power_w"])
+    assert 2 * 70 < power["planned_power_w"] <= 450
+    assert [rank["power_limit_w"] for rank in power["ranks"]] == [300.0, 250.0]
+    other = planner.http.get(routes.fill(routes.POWER, job_id="other"))
+    assert other.status_code == 404
+    bad = rank_registration(0, conditions={"power_limit_w": -1})
+    answer = planner.http.put(routes.fill(routes.RANK, job_id="job", rank=0), json=bad)
+    assert answer.status_code == 422
+    assert "power_limit_w must be from 0" in answer.text
+    unknown = rank_registration(0, conditions={"watts": 1})
+    answer = planner.http.put(routes.fill(routes.RANK, job_id="job", rank=0), json=unknown)
+    assert answer.status_code == 422
+
+
 def test_a_frontier_is_of_the_jobs_effort_and_forgotten_when_that_changes(
     planner: LivePlanner, monkeypatch: pytest.MonkeyPatch
 ) -> None:

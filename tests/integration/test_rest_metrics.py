@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import trustme
 from prometheus_client.core import Metric
 from prometheus_client.openmetrics.parser import (
     text_string_to_metric_families as parse_openmetrics,
@@ -31,15 +32,18 @@ TOKEN = "operator's"  # noqa: S105 - a test's
 # Base units of Prometheus that ours may have, and what says that there is none.
 UNITS = ("_seconds", "_joules", "_hertz", "_bytes", "_ratio", "_info")
 WITHOUT_UNIT = re.compile(
-    r"flyball_(jobs|jobs_behind|ranks_\w+|plan_\w+_version|store_readable|long_polls_waiting)"
+    r"flyball_(jobs|jobs_behind|ranks_\w+|stragglers|registrations_refused|plan_\w+_version|store_readable|long_polls_waiting)"
 )
 PLANNED = "/api/v1/jobs/{job_id}/profile"
 
 
 @pytest.fixture(scope="module")
-def planner() -> Iterator[LivePlanner]:
+def planner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LivePlanner]:
     """With a job that has all that a metric tells of: measured steps, a baseline, a long poll."""
-    with live_planner() as live:
+    chain = tmp_path_factory.mktemp("tls") / "chain.pem"
+    trustme.CA().issue_cert("planner.example").cert_chain_pems[0].write_to_path(str(chain))
+    # Named only: the test's own server answers without TLS.
+    with live_planner(tls_certificate=str(chain), tls_key=str(chain)) as live:
         live.put_planned_job()
         for rank in (0, 1):
             live.acknowledge(rank, 1, 3).raise_for_status()

@@ -46,6 +46,26 @@ def test_a_hooked_schedule_trains_to_the_same_bits(ranks: Sequence[Findings], na
         assert (found["seen_in_evaluation"], found["history"]) == (False, [0, 1])
 
 
+def test_announced_steps_have_the_same_bits_and_all_ranks_learn_their_work(
+    ranks: Sequence[Findings],
+) -> None:
+    for rank in ranks:
+        for quantity in ("losses", "parameters", "orders"):
+            assert rank["announced"][quantity] == rank["order stock"][quantity]
+        # Two neighbouring sequences are a microbatch; the middle rank has no batch.
+        expected = [
+            [
+                [2 * first + 1, first**2 + (first + 1) ** 2]
+                for first in range(1 + step, 17 + step, 2)
+            ]
+            for step in range(5)
+        ]
+        work = rank["announced"]["work"]
+        # In the first steps the middle rank may learn of it too late.
+        assert work[-1] == expected[-1]
+        assert all(own in (None, each) for own, each in zip(work, expected, strict=True))
+
+
 @pytest.mark.parametrize("name", ["GPipe", *_WITH_CHUNKS])
 def test_the_hooks_come_in_the_order_that_torch_has(ranks: Sequence[Findings], name: str) -> None:
     for rank in ranks:

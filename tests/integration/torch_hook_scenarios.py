@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed
@@ -22,8 +24,9 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import get_schedule_class
 
 from flyball_client.gpu.emulated import EmulatedGpu
+from flyball_client.session.rank_session import RankSession
 from flyball_integrations.shared.one_order import on_all_ranks_or_none
-from flyball_integrations.torch.pipelining import attach, detach, registration_of
+from flyball_integrations.torch.pipelining import attach, detach, registration_of, steps
 
 SINGLE = ("GPipe", "1F1B")
 LOOPED = ("LoopedBFS", "Interleaved1F1B", "InterleavedZeroBubble")
@@ -152,6 +155,30 @@ def trained_with_flyball(name: str) -> Findings:
     }
 
 
+def announced(name: str) -> Findings:
+    """Train with each step announced by the ranks that have batches: the first and the last."""
+    training = Training(name)
+    attach(training.schedule, job_id="announced", gpu=_gpu(), announces_work=True)
+    has_batches = any(stage.is_first or stage.is_last for stage in training.stages)
+    numbers: Iterable[int] = range(_NUM_STEPS_IN_ORDER)
+    if has_batches:
+        numbers = steps(training.schedule, numbers, lengths=lengths_of_step)
+    posted: list[Any] = []
+    with mock.patch.object(RankSession, "_post", lambda _, each: posted.append(each.work)):
+        for step in numbers:
+            training.step()
+            time.sleep(0.1)  # for the exchange
+            if _is_evaluated(name, step, _NUM_STEPS_IN_ORDER):
+                training.evaluate()
+    detach(training.schedule)
+    return training.findings() | {"work": posted}
+
+
+def lengths_of_step(number: int) -> list[int]:
+    """Return the lengths of a step's 16 sequences, two for each microbatch."""
+    return [1 + number + sequence for sequence in range(2 * NUM_MICROBATCHES)]
+
+
 def attached_where_one_rank_fails() -> Findings:
     """Overlapped pairs, and rank 2 gives what is refused; then all ranks do it right."""
     training = Training("DualPipeV")
@@ -238,6 +265,7 @@ def scenarios() -> Iterator[tuple[str, Findings]]:
         yield name, trained_with_flyball(name)
     yield "order stock", trained_as_torch_does("1F1B", _NUM_STEPS_IN_ORDER)
     yield "order", trained_in_order((3, 1, 0))
+    yield "announced", announced("1F1B")
     yield "mixed", attached_in_other_orders()
     yield "one rank fails", attached_where_one_rank_fails()
     yield "one rank is away", joint_without_one_rank()

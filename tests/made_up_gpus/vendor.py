@@ -19,6 +19,7 @@ from flyball_client.gpu._base import (
 from flyball_client.gpu.checks import CheckResult, ok
 from flyball_client.gpu.registry import VENDORS
 from flyball_client.gpu.vendor import ClockSettings, GpuChecks, ListedGpu, VisibleGpus
+from flyball_profiles.gpu_conditions import GpuConditions
 from flyball_profiles.stage_profile import EnergyScope
 
 FOLDER_VARIABLE = "MADE_UP_GPUS"
@@ -98,6 +99,11 @@ class MadeUpGpu:
         """The GPU alone."""
         self._check_open()
         return EnergyScope.GPU
+
+    def conditions(self) -> GpuConditions | None:
+        """A limit that is its default."""
+        self._check_open()
+        return GpuConditions(power_limit_w=POWER_W, default_power_limit_w=POWER_W)
 
     def close(self) -> None:
         """Give a locked clock back."""

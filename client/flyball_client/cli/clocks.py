@@ -166,11 +166,15 @@ def _as_json(gpus: Sequence[ListedGpu]) -> str:
 
 
 def _gpu_lines(gpu: ListedGpu) -> str:
-    head = gpu.name if gpu.uuid is None else f"GPU {gpu.index}  {gpu.name}  {gpu.uuid}"
-    if not gpu.sm_clocks_mhz:
-        return f"{head}\n  SM clocks: this GPU lists none that can be locked"
-    clocks = describe_clocks(gpu.sm_clocks_mhz)
-    return f"{head}\n  SM clocks, MHz: {clocks} ({len(gpu.sm_clocks_mhz)} clocks)"
+    lines = [gpu.name if gpu.uuid is None else f"GPU {gpu.index}  {gpu.name}  {gpu.uuid}"]
+    if gpu.sm_clocks_mhz:
+        clocks = describe_clocks(gpu.sm_clocks_mhz)
+        lines.append(f"SM clocks, MHz: {clocks} ({len(gpu.sm_clocks_mhz)} clocks)")
+    else:
+        lines.append("SM clocks: this GPU lists none that can be locked")
+    if gpu.conditions is not None and gpu.conditions.text:
+        lines.append(f"Conditions: {gpu.conditions.text}")
+    return "\n  ".join(lines)
 
 
 COMMAND = Command(configure=_configure, run=_run)

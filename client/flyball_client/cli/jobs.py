@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
+import shlex
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -31,9 +33,9 @@ from flyball_wire.command.command import (
     add_planner,
     argument_type,
 )
-from flyball_wire.messages import JobRegistration, JobView, RankView
+from flyball_wire.messages import JobRegistration, JobState, JobView, RankView
 from flyball_wire.options import options_of
-from flyball_wire.plan_options import TargetChange
+from flyball_wire.plan_options import Policy, TargetChange
 from flyball_wire.read_models import JobOverview
 
 if TYPE_CHECKING:
@@ -101,6 +103,59 @@ def _target(planner: PlannerClient, arguments: argparse.Namespace) -> Shown:
         raise CommandError("give a TARGET, --policy, --reconfigure or --effort to change")
     view = asked(planner, arguments.job, lambda: planner.put_target(arguments.job, change))
     return _job_as_line(view), encode(view)
+
+
+# Clocks as without a plan: the highest of the profile.
+_OFF = TargetChange(target="fastest", policy=Policy.BASELINE)
+_OVER = frozenset({JobState.ENDED, JobState.EXPIRED})
+
+
+def _configure_off(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("job", metavar="JOB", nargs="?", help="name of the job")
+    parser.add_argument("--all", action="store_true", help="all jobs that are not over")
+
+
+def _off(planner: PlannerClient, arguments: argparse.Namespace) -> Shown:
+    if (arguments.job is None) != arguments.all:
+        raise CommandError("give a JOB, or --all")
+    names: list[str] = [arguments.job]
+    if arguments.all:
+        listed = asked(planner, None, planner.list_jobs)
+        names = [job.job_id for job in listed if job.state not in _OVER]
+    lines: list[str] = []
+    views: list[JobView] = []
+    failed: list[str] = []
+    for name in names:
+        try:
+            line, view = _switched_off(planner, name)
+        except CommandError as error:
+            failed.append(f"{name}: {error}")
+        else:
+            lines.append(line)
+            views.append(view)
+    shown = "\n".join(lines) or "no jobs", [encode(view) for view in views]
+    if failed:
+        _print(arguments, shown)
+        raise CommandError(f"{len(failed)} of {len(names)} not switched off; {'; '.join(failed)}")
+    return shown
+
+
+def _switched_off(planner: PlannerClient, job_id: str) -> tuple[str, JobView]:
+    """Put a job to its highest clocks; return how to undo that, and the job."""
+    before = asked(planner, job_id, lambda: planner.get_job(job_id)).registration
+    timetable = asked(planner, job_id, lambda: planner.get_timetable(job_id)).timetable
+    if timetable is not None:  # its targets are for the policy before
+        asked(planner, job_id, lambda: planner.delete_timetable(job_id))
+    view = asked(planner, job_id, lambda: planner.put_target(job_id, _OFF))
+    undo: list[tuple[str, ...]] = []
+    if (before.target, before.policy) != (_OFF.target, _OFF.policy):
+        undo.append(("target", job_id, before.target, "--policy", before.policy))
+    if timetable is not None:
+        windows = [("--window", *_window_words(window)) for window in timetable.windows]
+        zone = ("--timezone", timetable.timezone)
+        undo.append(("timetable", job_id, *zone, *itertools.chain.from_iterable(windows)))
+    lines = [_job_as_line(view), *(f"  undo: flyball jobs {shlex.join(words)}" for words in undo)]
+    return "\n".join(lines), view
 
 
 def _configure_profile(parser: argparse.ArgumentParser) -> None:
@@ -234,6 +289,12 @@ def _window(words: list[str]) -> TimetableWindow:
     )
 
 
+def _window_words(window: TimetableWindow) -> tuple[str, ...]:
+    """Return what `_window` reads."""
+    days = () if window.days is None else (",".join(window.days),)
+    return (window.from_time, window.until_time, window.target, *days)
+
+
 def _delete(planner: PlannerClient, arguments: argparse.Namespace) -> Shown:
     job: str = arguments.job
     asked(planner, job, lambda: planner.delete_job(job))
@@ -244,6 +305,11 @@ _ACTIONS: dict[str, _Action] = {
     "list": ("list all jobs, the most recently active first", _nothing, _list),
     "show": ("show a job with its ranks, stragglers and timetable", _add_job, _show),
     "target": ("change a job's target, policy or effort", _configure_target, _target),
+    "off": (
+        "run a job, or all, at the highest clocks; training goes on",
+        _configure_off,
+        _off,
+    ),
     "profile": ("give a job its stage profile", _configure_profile, _put_profile),
     "straggler": (
         "list a job's stragglers, announce one, or withdraw it",
@@ -276,9 +342,13 @@ def _configure(parser: argparse.ArgumentParser) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     _, _, act = _ACTIONS[arguments.action]
     with open_planner(arguments.planner) as planner:
-        text, document = act(planner, arguments)
-    print(json.dumps(document, indent=2) if arguments.json else text)
+        _print(arguments, act(planner, arguments))
     return 0
+
+
+def _print(arguments: argparse.Namespace, shown: Shown) -> None:
+    text, document = shown
+    print(json.dumps(document, indent=2) if arguments.json else text)
 
 
 # ------------------------------------------------------------------ texts

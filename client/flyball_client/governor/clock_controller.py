@@ -29,6 +29,10 @@ ASSERT_AFTER_S = 1.0
 DIFFERENT_READINGS = 3
 # Longest series of assertions: the clock may be changed again and again.
 MAX_ASSERTIONS, ASSERTIONS_PERIOD_S = 3, 3600.0
+# Plans that change clocks within a second never let them settle. A GPU that has run one clock for
+# so long ignores what is set if clocks were set so often, and another one in so many readings, and
+# in such a share of them: one that is rarely and shortly set may always be too late.
+STUCK_S, STUCK_SWITCHES, STUCK_READINGS, STUCK_SHARE = 60.0, 10, 25, 0.25
 # Pause after a failed call, doubled after each further one: a driver may fail for a moment, as
 # when it is reloaded, or when eight GPUs of a node are set at once.
 FIRST_PAUSE_S = 0.05
@@ -77,6 +81,12 @@ class ClockController:
         self._requested_s = 0.0
         self._num_different = 0
         self._asserted_s: list[float] = []
+        # Clocks in force that were set, lowest and highest; none: no clock had an effect so far.
+        self._followed_mhz: tuple[int, int] | None = None
+        # Clock of all readings since then, how many there are, how many of them contradict the one
+        # that was set, and the switches before.
+        self._stuck_mhz, self._stuck_since_s, self._switches_before = 0, 0.0, 0
+        self._num_alike = self._num_stuck = 0
         # Of a clock that could not be restored, or that a killed governor left.
         self._owes_restore = False
 
@@ -232,26 +242,91 @@ class ClockController:
             words[word.NUM_POWER_CAPPED] += bool(limits & ClockLimit.POWER)
             words[word.NUM_THERMALLY_CAPPED] += bool(limits & ClockLimit.THERMAL)
         is_settled = time.monotonic() - self._requested_s >= ASSERT_AFTER_S
-        is_others = abs(real_mhz - asked_mhz) > TOLERANCE_MHZ and not limits
+        is_others = _differ(real_mhz, asked_mhz) and not limits
+        if not _differ(real_mhz, asked_mhz):
+            lowest_mhz, highest_mhz = self._followed_mhz or (real_mhz, real_mhz)
+            self._followed_mhz = min(lowest_mhz, real_mhz), max(highest_mhz, real_mhz)
+        if self._is_stuck(real_mhz, limits, contradicts=is_others):
+            self._yield_ignored(real_mhz)
+            return
         self._num_different = self._num_different + 1 if is_settled and is_others else 0
         if self._num_different >= DIFFERENT_READINGS:
             self._num_different = 0
             self._assert(asked_mhz, real_mhz)
 
+    def _is_stuck(self, real_mhz: int, limits: ClockLimit, *, contradicts: bool) -> bool:
+        """Return whether the GPU has run one clock for long, whatever was set.
+
+        Args:
+            real_mhz: Clock of this reading.
+            limits: Limits at this reading, which explain a clock.
+            contradicts: True: another clock was set, and no limit explains this one.
+        """
+        now_s = time.monotonic()
+        if limits or _differ(real_mhz, self._stuck_mhz):
+            self._stuck_mhz, self._stuck_since_s = real_mhz, now_s
+            self._switches_before = self._words[word.NUM_SWITCHES]
+            self._num_alike = self._num_stuck = 0
+        self._num_alike += 1
+        self._num_stuck += contradicts
+        return (
+            self._num_stuck >= max(STUCK_READINGS, STUCK_SHARE * self._num_alike)
+            and self._words[word.NUM_SWITCHES] >= self._switches_before + STUCK_SWITCHES
+            and now_s - self._stuck_since_s >= STUCK_S
+        )
+
+    def _has_followed_beside(self, real_mhz: int) -> bool:
+        """Return whether a clock other than this one has ever come to be in force."""
+        return any(_differ(mhz, real_mhz) for mhz in self._followed_mhz or ())
+
+    def _is_application_clock(self, real_mhz: int) -> bool:
+        """Return whether this is the GPU's application clock, and that is not the highest one."""
+        try:
+            conditions = self._gpu.conditions()
+            highest_mhz = max(self._gpu.supported_sm_clocks_mhz())
+        except GpuError:
+            return False
+        clock_mhz = None if conditions is None else conditions.application_clock_mhz
+        return (
+            clock_mhz is not None
+            and _differ(clock_mhz, highest_mhz)
+            and not _differ(clock_mhz, real_mhz)
+        )
+
+    def _yield_ignored(self, real_mhz: int) -> None:
+        """Restore the clock until the next plan: the GPU runs this one, whatever is set."""
+        is_application = self._is_application_clock(real_mhz)
+        self.restore()
+        self._yield(word.APPLICATION if is_application else word.NO_EFFECT, real_mhz)
+
+    def _yield(self, reason: int, real_mhz: int) -> None:
+        words = self._words
+        self._num_alike = self._num_stuck = 0
+        words[word.YIELD_REASON], words[word.HELD_MHZ] = reason, real_mhz
+        words[word.YIELDED_PLAN] = words[word.PLAN_NUMBER] + 1
+
     def _assert(self, asked_mhz: int, real_mhz: int) -> None:
-        """Set a clock again that another program has changed, or yield to an administrator's.
+        """Set a clock again that another program has changed, or yield.
 
         A reset, or a lock in passing, is undone, at most three times an hour. A lower clock that
-        comes back is meant to stay: it is left as it is until the rank's next plan.
+        comes back is meant to stay: it is left as it is until the rank's next plan. So is the clock
+        of a GPU that never ran another one that was set.
         """
         words, now_s = self._words, time.monotonic()
         self._asserted_s = [at_s for at_s in self._asserted_s if now_s - at_s < ASSERTIONS_PERIOD_S]
-        if real_mhz < asked_mhz and self._asserted_s:
+        is_ignored = bool(self._asserted_s) and not self._has_followed_beside(real_mhz)
+        if is_ignored and (real_mhz > asked_mhz or self._is_application_clock(real_mhz)):
+            self._yield_ignored(real_mhz)
+        elif real_mhz < asked_mhz and self._asserted_s:
             self._record.clear()
-            words[word.YIELDED_PLAN] = words[word.PLAN_NUMBER] + 1
             words[word.IN_FORCE_MHZ] = words[word.MAY_BE_LOCKED] = 0
+            self._yield(word.OTHERS, real_mhz)
         elif len(self._asserted_s) < MAX_ASSERTIONS:
             self._asserted_s.append(now_s)
             words[word.NUM_ASSERTED] += 1
             words[word.IN_FORCE_MHZ] = 0
             self._lock(asked_mhz)
+
+
+def _differ(one_mhz: int, other_mhz: int) -> bool:
+    return abs(one_mhz - other_mhz) > TOLERANCE_MHZ

@@ -304,11 +304,12 @@ class ProcessGovernor:
             _logger.warning("%s: the SM clock %s", self._rank_name, text)
 
     def _log_others(self) -> None:
-        """Log what another program does to the clock."""
+        """Log that the clock is not the one that was set."""
         num_asserted, yields = self._words[word.NUM_ASSERTED], self._yields()
         if num_asserted > self._num_asserted:
             _logger.warning(
-                "%s: another program had changed the SM clock; it is set again (%d times so far)",
+                "%s: the SM clock was not the one that was set, as after another program has"
+                " changed it; it is set again (%d times so far)",
                 self._rank_name,
                 num_asserted,
             )
@@ -317,12 +318,24 @@ class ProcessGovernor:
         self._num_asserted, self._yielded = num_asserted, yields
 
     def _yields(self) -> bool:
-        """Return whether another program's clock is left as it is until the next plan."""
+        """Return whether no clock is set until the next plan, since none came to be in force."""
         return word.yields(self._words)
 
     def _others_clock(self) -> str:
-        now_mhz = self._words[word.SM_CLOCK_MHZ]
-        return f"another program holds the SM clock at {now_mhz} MHz; it stays until the next plan"
+        """Return why no clock is set until the next plan."""
+        held_mhz = self._words[word.HELD_MHZ]
+        why = {
+            word.OTHERS: f"another program holds the SM clock at {held_mhz} MHz; it stays",
+            word.NO_EFFECT: (
+                f"the driver accepts SM clocks, and the GPU runs at {held_mhz} MHz whatever is set,"
+                " which neither power nor heat explains; none is set"
+            ),
+            word.APPLICATION: (
+                f"the GPU runs at its application clock of {held_mhz} MHz whatever is set"
+                " (nvidia-smi -rac resets it); none is set"
+            ),
+        }[self._words[word.YIELD_REASON]]
+        return f"{why} until the next plan"
 
     def _renew_with_timed(self) -> None:
         """Renew the lease; request a clock that was restored again, ahead of the timed request."""

@@ -61,7 +61,11 @@ NEXT_TRY_NS: Final = 25
 NUM_ASSERTED: Final = 26
 """Number of times that a clock was set again, since another program had changed it."""
 YIELDED_PLAN: Final = 27
-"""PLAN_NUMBER plus 1 of the plan whose clocks another program keeps from being set; 0: none."""
+"""PLAN_NUMBER plus 1 of the plan whose clocks do not come to be in force; 0: none."""
+YIELD_REASON: Final = 28
+"""Why they do not: OTHERS, NO_EFFECT or APPLICATION; written before YIELDED_PLAN."""
+HELD_MHZ: Final = 29
+"""Clock that the GPU has in their place, MHz; written before YIELDED_PLAN."""
 
 STARTING: Final = 0
 READY: Final = 1
@@ -69,6 +73,13 @@ ENDED: Final = 2
 """The clock was restored on request, or because the rank has ended."""
 GIVEN_UP: Final = 3
 """Clocks can no longer be set; the text has the reason."""
+
+OTHERS: Final = 0
+"""Another program has set its clock again."""
+NO_EFFECT: Final = 1
+"""The driver accepts clocks, and the GPU runs another one."""
+APPLICATION: Final = 2
+"""The GPU runs its application clock, whatever is locked."""
 
 MHZ_MASK: Final = 0xFFFF_FFFF
 RESTORE: Final = 0
@@ -136,7 +147,7 @@ def is_newer(request: int, other: int) -> bool:
 
 
 def yields(words: memoryview) -> bool:
-    """Return whether the plan in force leaves the clock to another program."""
+    """Return whether the plan in force sets no clock, since none came to be in force."""
     return words[YIELDED_PLAN] == words[PLAN_NUMBER] + 1
 
 

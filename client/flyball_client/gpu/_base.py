@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import Flag, auto
 from typing import Protocol, runtime_checkable
 
+from flyball_profiles.gpu_conditions import GpuConditions
 from flyball_profiles.stage_profile import EnergyScope
 from flyball_wire.errors import FlyballError
 
@@ -176,6 +177,13 @@ class GpuDevice(Protocol):
 
     def energy_scope(self) -> EnergyScope | None:
         """Return what the energy counter counts; None: not known."""
+        ...
+
+    def conditions(self) -> GpuConditions | None:
+        """Return the limits and settings in force; None: not known, or an emulated GPU has none.
+
+        What cannot be read is None in it. A call may take tens of milliseconds.
+        """
         ...
 
     def close(self) -> None:

@@ -15,6 +15,7 @@ from flyball_client.gpu._base import (
     GpuNotFoundError,
     SmClockRange,
 )
+from flyball_profiles.gpu_conditions import GpuConditions
 
 if TYPE_CHECKING:
     from flyball_client.gpu.checks import CheckResult
@@ -43,12 +44,14 @@ class ListedGpu:
         name: Name of the product.
         uuid: UUID; None: it is emulated.
         sm_clocks_mhz: SM clocks that can be locked, MHz, falling; empty: not reported.
+        conditions: Limits and settings in force; None: not known.
     """
 
     index: int
     name: str
     uuid: str | None
     sm_clocks_mhz: tuple[int, ...]
+    conditions: GpuConditions | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,9 +17,11 @@ from flyball_client.governor.clock_controller import TOLERANCE_MHZ
 from flyball_client.gpu._base import ClockLimit
 from flyball_client.profiling.counter_window import Means, WindowEstimate
 from flyball_pipeline.instruction import InstructionKind
+from flyball_profiles.gpu_conditions import GpuConditions, changes
 from flyball_profiles.limited_file import read_bytes
 from flyball_profiles.measured_row import (
     CHUNK_COLUMN,
+    CONDITIONS_COLUMN,
     HELD_COLUMN,
     LOST,
     RANK_COLUMNS,
@@ -46,6 +48,13 @@ class MeasuredPoint(Means):
     frequency_mhz: int
     held_by: str | None
     is_settled: bool
+
+
+def changed_work(before: GpuConditions | None, now: GpuConditions | None) -> str:
+    """Return what changed that times and energies depend on; empty: nothing that is known."""
+    if before is None or now is None:
+        return ""
+    return ", ".join(str(each) for each in changes(before, now) if each.changes_work)
 
 
 def point_of(
@@ -81,6 +90,7 @@ _EXTRA_COLUMNS = (
     "settled",
     "gpu",
     SCOPE_COLUMN,
+    CONDITIONS_COLUMN,
 )
 
 
@@ -94,6 +104,7 @@ class Measured:
         rank: Rank columns and their values; empty: a profile of one pipeline.
         gpu_name: Name of the GPU.
         energy_scope: What its energy counter counts; None: not known.
+        conditions: Conditions that it is measured under; None: not known.
     """
 
     stage: int
@@ -101,6 +112,7 @@ class Measured:
     rank: Mapping[str, int] = field(default_factory=dict[str, int])
     gpu_name: str
     energy_scope: EnergyScope | None = None
+    conditions: GpuConditions | None = None
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -218,6 +230,7 @@ class PointsFile:
             "settled": int(point.is_settled),
             "gpu": self.measured.gpu_name,
             SCOPE_COLUMN: self.measured.energy_scope,
+            CONDITIONS_COLUMN: self.measured.conditions,
         }
 
     def _points_in(self, file: Path) -> list[MeasuredPoint]:
@@ -243,6 +256,12 @@ class PointsFile:
         if not is_ours:
             raise ProfileError(
                 "is of another stage, chunk, rank or GPU; remove --resume and name another file",
+                line=measured.line,
+            )
+        if changed := changed_work(measured.conditions, self.measured.conditions):
+            raise ProfileError(
+                f"was measured under other conditions: {changed}; restore them, or remove --resume"
+                " and name another file",
                 line=measured.line,
             )
         try:

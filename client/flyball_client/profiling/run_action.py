@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from flyball_client.gpu._base import GpuDevice, GpuError
@@ -25,7 +25,12 @@ from flyball_client.profiling.arguments import (
     quantity,
 )
 from flyball_client.profiling.held_clock import HeldClock
-from flyball_client.profiling.points_file import Measured, MeasuredPoint, PointsFile
+from flyball_client.profiling.points_file import (
+    Measured,
+    MeasuredPoint,
+    PointsFile,
+    changed_work,
+)
 from flyball_client.profiling.repetition import (
     DEFAULT_NUM_RISES,
     MeasuringRule,
@@ -327,12 +332,14 @@ def _measure(arguments: argparse.Namespace, gpu: GpuDevice, workload: Workload) 
         highest_mhz=arguments.max_mhz,
         step_mhz=arguments.step_mhz,
     )
+    conditions = gpu.conditions()
     measured = Measured(
         stage=arguments.stage,
         chunk=arguments.chunk,
         rank=labels_of(arguments),
         gpu_name=gpu.name,
         energy_scope=gpu.energy_scope(),
+        conditions=None if conditions is None else conditions.at_rest,
     )
     file = PointsFile(arguments.output, measured)
     known = _begin(file, resume=arguments.resume)
@@ -359,6 +366,7 @@ def _measure(arguments: argparse.Namespace, gpu: GpuDevice, workload: Workload) 
         )
         with HeldClock(gpu) as clock:
             for point in profiler.measure(sweep, clock):
+                _check_conditions(file, gpu)
                 try:
                     file.append(point)
                 except OSError as error:
@@ -372,6 +380,18 @@ def _measure(arguments: argparse.Namespace, gpu: GpuDevice, workload: Workload) 
         wanted_error=arguments.error,
         stopped_at_mhz=sweep.stopped_at_mhz,
     )
+
+
+def _check_conditions(file: PointsFile, gpu: GpuDevice) -> None:
+    """Check that a point was measured under the same conditions as those before it."""
+    before, now = file.measured.conditions, gpu.conditions()
+    if changed := changed_work(before, now):
+        raise CommandError(
+            f"the GPU's conditions have changed while it was measured: {changed}; restore them"
+        )
+    if now is not None:  # read under load, and so more is known
+        known = now if before is None else before.filled(now)
+        file.measured = replace(file.measured, conditions=known)
 
 
 def _begin(file: PointsFile, *, resume: bool) -> list[MeasuredPoint]:

@@ -215,8 +215,7 @@ class RankSession:
                 where ranks have no other way to agree on it.
         """
         if not self._is_closed:
-            next_step = self._current_step + self._is_in_step
-            self._steps.announce(next_step if step is None else step, work, slowest_s)
+            self._steps.announce(self.next_step if step is None else step, work, slowest_s)
 
     # ------------------------------------------------------------------ life
 
@@ -286,6 +285,11 @@ class RankSession:
     def current_step(self) -> int:
         """Number of the current step, or between steps of the next one."""
         return self._current_step
+
+    @property
+    def next_step(self) -> int:
+        """Number of the step that begins next."""
+        return self._current_step + self._is_in_step
 
     @property
     def active_version(self) -> int | None:

@@ -16,6 +16,7 @@ from flyball_client.api.planner_client import PlannerClient
 from flyball_client.gpu._base import GpuDevice, GpuError
 from flyball_client.helper.job_agent import JobAgent
 from flyball_client.helper.link import OpenAgent, open_agent
+from flyball_client.session.conditions_watch import conditions_of
 from flyball_profiles.stage_profile import EnergyScope
 from flyball_wire.command.command import flyball_version
 from flyball_wire.messages import JobRegistration, RankRegistration
@@ -115,6 +116,7 @@ def registration_of_rank(
         layout: Its ranks in data, tensor and context parallelism.
     """
     dp_rank, tp_rank, cp_rank = layout
+    conditions = conditions_of(gpu)
     return RankRegistration(
         stage=stage,
         host=socket.gethostname(),
@@ -128,6 +130,7 @@ def registration_of_rank(
         node=_boot_id(),
         sm_clocks_mhz=supported_mhz or None,
         energy_scope=_energy_scope(gpu),
+        conditions=None if conditions is None else conditions.at_rest,
     )
 
 

@@ -10,6 +10,7 @@ from statistics import fmean, variance
 
 from flyball_client.governor._base import ClockGovernor, ClockReport
 from flyball_client.gpu._base import EmulatedDevice, GpuDevice
+from flyball_client.session.conditions_watch import ConditionsWatch
 from flyball_client.session.energy_reader import EnergyCallback, EnergyReader
 from flyball_client.session.instruction_timings import InstructionTiming, TimingRecorder
 from flyball_client.session.plan_cursor import CompiledPlan
@@ -114,6 +115,7 @@ class StepMeter:
             clock_s = time.monotonic if self._emulated is None else self._emulated.emulated_time_s
         self.clock_s = clock_s
         self.energy = EnergyReader(gpu, rank_name=rank_name)
+        self.conditions = ConditionsWatch(gpu, rank_name=rank_name)
         self._began_s = 0.0
         self._began = _Counter()
         self._began_overruns = 0
@@ -310,7 +312,16 @@ class StepRecorder:
             step_totals = replace(totals, energy_j=energy_j, step_plan=step_plan)
             self._history.append(step_totals)
             self.metrics.add(step_totals)
-            then(replace(measured, energy_j=energy_j, work=work, step_plan=step_plan))
+            conditions = self._meter.conditions.read_if_due()
+            then(
+                replace(
+                    measured,
+                    energy_j=energy_j,
+                    work=work,
+                    step_plan=step_plan,
+                    conditions=conditions,
+                )
+            )
 
         self._meter.request_energy(with_energy)
 

@@ -1,5 +1,5 @@
 """Flyball in a training loop without a pipeline: DDP, FSDP2, or a single GPU."""
 
-from flyball_integrations.data_parallel.training import attach, detach, training_step
+from flyball_integrations.data_parallel.training import attach, detach, steps, training_step
 
-__all__ = ["attach", "detach", "training_step"]
+__all__ = ["attach", "detach", "steps", "training_step"]

@@ -17,6 +17,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from flyball_client.session.instruction_timings import Transfer
 from flyball_client.session.rank_session import RankSession
+from flyball_client.steps.agreement import Coupling
 from flyball_integrations.shared.attachment import Overrides
 from flyball_integrations.shared.transfer_timers import DeviceTransferTimer, TransferTimer
 
@@ -52,6 +54,10 @@ class RankWaits:
         self._is_in_step = False
         # Waits that have begun and not ended: only the outermost counts.
         self._depth = 0
+        # Backwards of this step that averaged gradients, by autograd's number of each.
+        self._averaging: set[int] = set()
+        #: Greatest number of backwards in a step at whose ends ranks have met.
+        self.most_averaging = 0
         self._timer = TransferTimer(self._report, clock_s=session.clock_s)
         if not self._is_on_host:
             make_event = torch.get_device_module(device).Event
@@ -89,6 +95,7 @@ class RankWaits:
     def in_step(self) -> Iterator[None]:
         """Time the waits in the block, at whose end the device has finished its work."""
         self._is_in_step, self._depth = True, 0
+        self._averaging.clear()
         try:
             yield
             self._timer.report()
@@ -97,6 +104,11 @@ class RankWaits:
             raise
         finally:
             self._is_in_step = False
+
+    def note_averaging(self, backward: int) -> None:
+        """Count a backward that averages gradients; each counts once."""
+        self._averaging.add(backward)
+        self.most_averaging = max(self.most_averaging, len(self._averaging))
 
     def begin(self) -> None:
         """Begin a wait; outside of a step it has no effect."""
@@ -167,7 +179,7 @@ def hook_waits(
     if not replicated:
         return lambda: None
     meeting = _PaddedMeeting.of_emulated(waits, replicated, num_ranks=num_ranks)
-    hook = model.register_forward_hook(_BackwardEnd(waits, meeting).hook, prepend=True)
+    hook = model.register_forward_hook(_BackwardEnd(waits, replicated, meeting).hook, prepend=True)
 
     def remove() -> None:
         hook.remove()
@@ -175,6 +187,16 @@ def hook_waits(
             meeting.close()
 
     return remove
+
+
+def coupling_of(model: torch.nn.Module, *, num_ranks: int) -> Coupling:
+    """Return where the ranks wait for each other; DDP is taken to average once a step."""
+    modules = list(model.modules())
+    if any(isinstance(each, FSDPModule) for each in modules):
+        return "instruction"
+    if num_ranks == 1 or any(isinstance(each, DistributedDataParallel) for each in modules):
+        return "step"
+    return "unknown"
 
 
 def _fsdp_groups(module: torch.nn.Module) -> list[Any]:
@@ -276,11 +298,18 @@ class _BackwardEnd:
 
     Args:
         waits: timer of the wait.
+        modules: all DistributedDataParallel modules of the model.
         meeting: of ranks on emulated GPUs; None: GPUs are real.
     """
 
-    def __init__(self, waits: RankWaits, meeting: _PaddedMeeting | None) -> None:
+    def __init__(
+        self,
+        waits: RankWaits,
+        modules: Sequence[DistributedDataParallel],
+        meeting: _PaddedMeeting | None,
+    ) -> None:
         self._waits = waits
+        self._modules = modules
         self._meeting = meeting
 
     def hook(self, module: torch.nn.Module, inputs: object, output: object) -> None:
@@ -288,10 +317,14 @@ class _BackwardEnd:
         del module, inputs
         tensor = _differentiable(output)
         if tensor is not None and self._waits.is_in_step:
-            tensor.register_hook(self._on_backward)
+            # no_sync counts at the forward.
+            averages = all(each.require_backward_grad_sync for each in self._modules)
+            tensor.register_hook(partial(self._on_backward, averages))
 
-    def _on_backward(self, gradient: torch.Tensor) -> None:
+    def _on_backward(self, averages: bool, gradient: torch.Tensor) -> None:
         del gradient
+        if averages:
+            self._waits.note_averaging(torch._C._current_graph_task_id())
         Variable._execution_engine.queue_callback(self._on_computed)
 
     def _on_computed(self) -> None:

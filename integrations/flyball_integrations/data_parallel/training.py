@@ -8,17 +8,19 @@
             optimizer.zero_grad()
     flyball_integrations.data_parallel.detach(model)
 
+Where the lengths of sequences differ, `steps(loader, lengths=...)` announces the work of each step.
 To the planner it is a pipeline of one stage, with one instruction: the whole step.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict, dataclass
 from functools import cache
-from typing import Unpack
+from typing import Any, TypeVar, Unpack
 from weakref import WeakKeyDictionary
 
 import torch
@@ -26,14 +28,23 @@ import torch.distributed
 from torch.distributed.device_mesh import DeviceMesh
 
 from flyball_client.session.rank_session import RankSession
-from flyball_integrations.data_parallel.rank_waits import RankWaits, hook_waits
+from flyball_client.steps.agreement import Coupling
+from flyball_integrations.data_parallel.rank_waits import RankWaits, coupling_of, hook_waits
 from flyball_integrations.shared.attach_options import AttachOptions, check_options
 from flyball_integrations.shared.attachment import Overrides, RankEnds, RankLayout
+from flyball_integrations.shared.step_loader import (
+    BatchLengths,
+    StepAnnouncer,
+    StepLoader,
+    read_lengths,
+)
 from flyball_integrations.shared.whole_steps import STEP, WholeSteps
 from flyball_integrations.torch.rank_places import find_place_without_pipeline
 from flyball_wire.messages import JobRegistration
 
 _logger = logging.getLogger(__name__)
+
+B = TypeVar("B")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +53,50 @@ class _Attachment:
 
     opened: ExitStack
     steps: WholeSteps
+    #: None: the work of steps is not announced.
+    announcer: _WholeStepAnnouncer | None
+
+
+class _WholeStepAnnouncer:
+    """Announcer of steps that are one instruction each.
+
+    Args:
+        session: session of the rank.
+        waits: of the step, by which backwards that average gradients are counted.
+        coupling: where the ranks wait for each other.
+    """
+
+    def __init__(self, session: RankSession, waits: RankWaits, coupling: Coupling) -> None:
+        self._session = session
+        self._waits = waits
+        self._coupling = coupling
+        self._is_over = False
+
+    @property
+    def next_step(self) -> int:
+        return self._session.current_step
+
+    def announce(self, work: Sequence[BatchLengths], step: int) -> None:
+        meets_often = self._waits.most_averaging > 1 or (
+            self._coupling == "instruction" and len(work) > 1
+        )
+        if meets_often and not self._is_over:
+            self._is_over = True
+            _logger.warning(
+                "steps are no longer announced: with several batches in a step the ranks meet in"
+                " each, and one clock for the whole step would make them wait; use"
+                " DistributedDataParallel, with no_sync() in all but the last batch"
+            )
+        if not self._is_over:
+            self._session.announce_step([whole_work(work)], step=step)
+
+
+def whole_work(batches: Sequence[BatchLengths]) -> BatchLengths:
+    """Return the work of a step of these batches: all lengths, or the mean of factors."""
+    factors = [each for each in batches if isinstance(each, float)]
+    if len(factors) == len(batches):
+        return math.fsum(factors) / len(factors)
+    return [length for each in batches if not isinstance(each, float) for length in each]
 
 
 # Beside the models: one that is copied or pickled takes nothing of it along.
@@ -103,10 +158,20 @@ def attach(
             initial_step=initial_step,
         )
         session = ends.open_session()
-        steps = _hook(opened, model, session, device, num_ranks=num_ranks)
-        session.start()
+        waits = RankWaits(session, device=device)
+        overrides = Overrides()
+        opened.callback(overrides.remove)
+        opened.callback(hook_waits(model, waits, overrides, num_ranks=num_ranks))
+        coupling = coupling_of(model, num_ranks=num_ranks)
+        ends.start(session, coupling=coupling)
         ends.register(registration, session)
-        _attachments[model] = _Attachment(opened=opened.pop_all(), steps=steps)
+        _attachments[model] = _Attachment(
+            opened=opened.pop_all(),
+            steps=WholeSteps(session, synchronize=_synchronize(device), inside=waits.in_step),
+            announcer=_WholeStepAnnouncer(session, waits, coupling)
+            if ends.announces_work
+            else None,
+        )
     return session
 
 
@@ -134,6 +199,65 @@ def training_step(model: torch.nn.Module) -> AbstractContextManager[None]:
     return attachment.steps.step()
 
 
+def announcer_of(model: torch.nn.Module) -> StepAnnouncer | None:
+    """Return the announcer of an attached model's steps; None: they are not announced."""
+    attachment = _attachments.get(model)
+    return None if attachment is None else attachment.announcer
+
+
+def steps(
+    loader: Iterable[B],
+    *,
+    lengths: Callable[[B], Any],
+    accumulate: int | None = None,
+    gives_lists: bool = True,
+    model: torch.nn.Module | None = None,
+) -> StepLoader[B]:
+    """Return the loader's batches, each announced while the step before it runs.
+
+    Give `announces_work=True` to `attach` on all ranks. Batches and their order are the loader's;
+    one step is read ahead. `state_dict` of the loader, and of what this returns, is the position
+    before that step. A pass reads nothing of the next one, so `set_epoch` comes in time.
+
+    Args:
+        loader: of batches; may be passed over again for each epoch.
+        lengths: returns the lengths of a batch's sequences in tokens, or of its images in patches:
+            a list or a CPU tensor. Or a float, the time of the batch over that in the profile.
+        accumulate: number of batches in a step, which then come as a list; None: one, as it is.
+        gives_lists: False: with `accumulate`, batches come one by one all the same.
+        model: that Flyball is attached to; None: the only one of this process.
+
+    Raises:
+        ValueError: `accumulate` is below 1.
+    """
+
+    def find_announcer() -> _WholeStepAnnouncer | None:
+        attached = _attachments.get(model) if model is not None else None
+        if model is None and len(_attachments) == 1:
+            (attached,) = _attachments.values()
+        if attached is None or attached.announcer is None:
+            _warn_unannounced()
+            return None
+        return attached.announcer
+
+    return StepLoader(
+        loader,
+        lengths=lambda batch: read_lengths(lengths(batch)),
+        find_announcer=find_announcer,
+        num_batches=accumulate,
+        gives_lists=gives_lists,
+    )
+
+
+@cache
+def _warn_unannounced() -> None:
+    """Once in a process, as below."""
+    _logger.warning(
+        "steps() announces nothing: attach Flyball to one model with announces_work=True, or give"
+        " steps() the model"
+    )
+
+
 @cache
 def _warn_unattached() -> None:
     """Once in a process: a training loop would come here in every step."""
@@ -149,21 +273,6 @@ def _device_of(model: torch.nn.Module) -> torch.device:
     if parameter is None:
         raise ValueError("the model has no parameters, so there is nothing to train")
     return parameter.device
-
-
-def _hook(
-    opened: ExitStack,
-    model: torch.nn.Module,
-    session: RankSession,
-    device: torch.device,
-    *,
-    num_ranks: int,
-) -> WholeSteps:
-    waits = RankWaits(session, device=device)
-    overrides = Overrides()
-    opened.callback(overrides.remove)
-    opened.callback(hook_waits(model, waits, overrides, num_ranks=num_ranks))
-    return WholeSteps(session, synchronize=_synchronize(device), inside=waits.in_step)
 
 
 def _rank_and_size() -> tuple[int, int]:

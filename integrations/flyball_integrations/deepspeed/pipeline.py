@@ -11,11 +11,11 @@ Only attributes of this engine object are set, and `detach` removes them again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Literal, ParamSpec, TypeVar, Unpack
+from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar, Unpack
 
 import torch.distributed
 from deepspeed.runtime.pipe import schedule
@@ -25,7 +25,11 @@ from flyball_client.session.instruction_timings import Transfer
 from flyball_client.session.rank_session import RankSession
 from flyball_integrations.deepspeed.engine_order import EagerP2P, EngineOrder
 from flyball_integrations.deepspeed.settings import P2P, SCHEDULES
-from flyball_integrations.shared.attach_options import AttachOptions, check_options
+from flyball_integrations.shared.attach_options import (
+    AttachOptions,
+    announced_text,
+    check_options,
+)
 from flyball_integrations.shared.attachment import Overrides, RankEnds, RankLayout
 from flyball_integrations.shared.device_hooks import DeviceHooks
 from flyball_integrations.shared.instruction_hooks import (
@@ -37,6 +41,7 @@ from flyball_integrations.shared.instruction_hooks import (
 )
 from flyball_integrations.shared.one_order import on_all_ranks_or_none, order_text
 from flyball_integrations.shared.run_order import order_to_run
+from flyball_integrations.shared.step_loader import MicrobatchReader, PipelineAnnouncer
 from flyball_integrations.shared.transfer_timers import TransferTimer
 from flyball_pipeline.schedule import Schedule
 from flyball_pipeline.schedules.envpipe import default_extra_forwards
@@ -45,6 +50,7 @@ from flyball_wire.orders import OtherOrder
 
 P = ParamSpec("P")
 T = TypeVar("T")
+B = TypeVar("B")
 ScheduleChoice = Callable[[schedule.PipeSchedule], schedule.PipeSchedule]
 
 # Direction of each, and the kind of instruction that it serves.
@@ -179,6 +185,14 @@ class EnginePatch:
         return execute_timed
 
 
+class _Attachment(NamedTuple):
+    """What `detach` closes and `microbatches` uses."""
+
+    opened: ExitStack
+    #: None: the work of steps is not announced.
+    announcer: PipelineAnnouncer | None
+
+
 _ATTACHMENT = "_flyball_attachment"
 _ENVPIPE = "envpipe"
 _IN_CONFIG = "or the same keys in the block flyball of the DeepSpeed config"
@@ -238,15 +252,18 @@ def attach(
             _check(engine, schedule=schedule, p2p=p2p, extra_forwards=extra_forwards)
             registration = _registration(engine, schedule, extra_forwards)
             order = order_to_run(registration)
-            joining.order = order_text(registration, beside=f", p2p {p2p}")
+            joining.order = order_text(registration, beside=f", p2p {p2p}{announced_text(options)}")
             ends = _open_ends(opened, options, engine, job_id)
             hooks = ends.device_hooks(engine.device)
             session = ends.open_session(hooks=hooks)
-            session.start()
+        with on_all_ranks_or_none():
+            # Gradients are averaged once a step: the engine refuses ZeRO 2 and 3.
+            ends.start(session, coupling="step")
         _hook(ends, engine, session, hooks, order=order, p2p=p2p)
         ends.register(registration, session, partial(_with_microbatches, registration))
         # `detach` closes all of it, the last first.
-        vars(engine)[_ATTACHMENT] = opened.pop_all()
+        announcer = PipelineAnnouncer(session, hooks) if ends.announces_work else None
+        vars(engine)[_ATTACHMENT] = _Attachment(opened.pop_all(), announcer)
     return session
 
 
@@ -255,9 +272,49 @@ def detach(engine: PipelineEngine) -> None:
 
     Without an attachment it has no effect.
     """
-    attachment: ExitStack | None = vars(engine).pop(_ATTACHMENT, None)
+    attachment: _Attachment | None = vars(engine).pop(_ATTACHMENT, None)
     if attachment is not None:
-        attachment.close()
+        attachment.opened.close()
+
+
+def microbatches(
+    engine: PipelineEngine, loader: Iterable[B] | None = None, *, lengths: Callable[[B], Any]
+) -> Iterator[B]:
+    """Return an iterator for `train_batch`, which announces each step while the one before runs.
+
+    Give `announces_work=True` to `attach` on all ranks, and call this on those that read, of the
+    first and the last stage, or on all; both must read the same. Microbatches and their order are
+    the loader's; those of the next step are read as a step begins. The loader's `state_dict` is the
+    position before them.
+
+    Args:
+        engine: that Flyball is attached to.
+        loader: of microbatches, or an iterator, as `train_batch` takes it; None: the engine's own,
+            which then reads what this returns.
+        lengths: returns the lengths of a microbatch's sequences in tokens: a list or a CPU tensor.
+            Or a float, the time of the microbatch over that in the profile.
+
+    Raises:
+        ValueError: Flyball is not attached with `announces_work=True`, or there is no loader.
+    """
+    attachment: _Attachment | None = vars(engine).get(_ATTACHMENT)
+    if attachment is None or attachment.announcer is None:
+        raise ValueError("attach Flyball to this engine with announces_work=True before")
+    is_engines = loader is None
+    source = engine.data_iterator if is_engines else loader
+    if source is None:
+        if is_engines and not (engine.is_first_stage() or engine.is_last_stage()):
+            return iter(())
+        raise ValueError("the engine has no training data; give the loader")
+    reader = MicrobatchReader(
+        source,
+        lengths=lengths,
+        announcer=attachment.announcer,
+        num_microbatches=lambda: int(engine.micro_batches),
+    )
+    if is_engines:
+        engine.data_iterator = reader
+    return reader
 
 
 def _open_ends(

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, cast
 
 from flyball_client.session.rank_settings import LEASE, STRICT, TIMING, WITHOUT_PLANNER
-from flyball_integrations.shared.attach_options import ATTACHED_OPTIONS
+from flyball_integrations.shared.attach_options import ANNOUNCES_WORK, ATTACHED_OPTIONS
 from flyball_profiles.gpu_windows import (
     GPU_FOLDER_VARIABLE,
     GpuTableError,
@@ -152,6 +152,7 @@ def settings_of(options: Mapping[str, Option]) -> tuple[Setting, ...]:
         LEASE,
         STRICT,
         TIMING,
+        ANNOUNCES_WORK,
     )
     return tuple(Setting(each, _ENVPIPES.get(each.name)) for each in declared)
 

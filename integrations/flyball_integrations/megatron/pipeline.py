@@ -29,6 +29,7 @@ from megatron.core import parallel_state
 from megatron.core.pipeline_parallel import schedules
 
 from flyball_client.session.rank_session import RankSession
+from flyball_client.steps.agreement import Coupling
 from flyball_integrations.megatron.order import (
     interleaved,
     one_f_one_b,
@@ -36,10 +37,15 @@ from flyball_integrations.megatron.order import (
 )
 from flyball_integrations.megatron.timers import HookedTimers
 from flyball_integrations.megatron.training import MegatronTraining
-from flyball_integrations.shared.attach_options import AttachOptions, check_options
+from flyball_integrations.shared.attach_options import (
+    AttachOptions,
+    announced_text,
+    check_options,
+)
 from flyball_integrations.shared.attachment import Overrides, RankEnds, RankLayout
 from flyball_integrations.shared.device_hooks import DeviceHooks
 from flyball_integrations.shared.one_order import on_all_ranks_or_none, order_text
+from flyball_integrations.shared.step_loader import MicrobatchReader, PipelineAnnouncer
 from flyball_integrations.shared.whole_steps import WholeSteps
 from flyball_pipeline.schedule import Schedule
 from flyball_wire.messages import JobRegistration, Profiling
@@ -166,10 +172,13 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class _Attachment:
-    """State that `detach` closes and `training_step` uses."""
+    """State that `detach` closes, and `training_step` and `microbatches` use."""
 
     opened: ExitStack
     training_step: Callable[[], AbstractContextManager[None]]
+    #: None: the work of steps is not announced.
+    announcer: PipelineAnnouncer | None
+    num_microbatches: int
 
 
 def attach(
@@ -220,11 +229,12 @@ def attach(
             order = _order(config, num_microbatches)
             num_ranks = torch.distributed.get_world_size()
             registration = registration_of(order, num_ranks)
-            joining.order = order_text(registration)
+            joining.order = order_text(registration, beside=announced_text(options))
             ends = _open_ends(opened, options, order, job_id=job_id, initial_step=initial_step)
             device_hooks = ends.device_hooks(_device(), has_whole_steps=is_whole)
             session = ends.open_session(hooks=device_hooks, has_whole_steps=is_whole)
-            session.start()
+        with on_all_ranks_or_none():
+            ends.start(session, coupling="unknown" if is_whole else _coupling_of(config))
         if ends.registers_job:
             _warn_of_held_back_sends(registration, config, job_id)
         step: Callable[[], AbstractContextManager[None]]
@@ -238,7 +248,12 @@ def attach(
             lambda number: registration_of(_order(config, number), num_ranks),
         )
         # `detach` closes all of it, the last first.
-        attachment = _Attachment(opened=opened.pop_all(), training_step=step)
+        attachment = _Attachment(
+            opened=opened.pop_all(),
+            training_step=step,
+            announcer=PipelineAnnouncer(session, device_hooks) if ends.announces_work else None,
+            num_microbatches=num_microbatches,
+        )
         setattr(schedules, _ATTACHMENT, attachment)
     return session
 
@@ -251,6 +266,55 @@ def detach() -> None:
     attachment: _Attachment | None = vars(schedules).pop(_ATTACHMENT, None)
     if attachment is not None:
         attachment.opened.close()
+
+
+def microbatches(
+    data_iterator: Any,  # noqa: ANN401 - whatever Megatron takes
+    *,
+    lengths: Callable[[Any], Any],
+    num_microbatches: Callable[[], int] | None = None,
+) -> Any:  # noqa: ANN401 - as it was given
+    """Return the data iterator, whose steps are announced while the one before runs.
+
+    Give `announces_work=True` to `attach` on all ranks, and call this on every rank with what
+    Megatron has there: an iterator, a list of one for each model chunk, or None where nothing is
+    read. A RerunDataIterator is returned itself and reads ahead inside, others in a list of the
+    same length. Microbatches and their order stay; those of the next step are read as a step
+    begins.
+
+    Args:
+        data_iterator: of the training; not that of evaluations.
+        lengths: returns the lengths of a microbatch's sequences in tokens, from what the iterator
+            yields, on the host: a list or a CPU tensor. Or a float, the time of the microbatch over
+            that in the profile.
+        num_microbatches: returns the number of microbatches of a step, as Megatron's
+            `get_num_microbatches`; None: it is that of `attach`.
+
+    Raises:
+        ValueError: Flyball is not attached with `announces_work=True`.
+    """
+    attachment: _Attachment | None = vars(schedules).get(_ATTACHMENT)
+    if attachment is None or attachment.announcer is None:
+        raise ValueError("attach Flyball to Megatron with announces_work=True before")
+    if data_iterator is None:
+        return None
+    if isinstance(data_iterator, list | tuple):
+        return [
+            microbatches(each, lengths=lengths, num_microbatches=num_microbatches)
+            for each in data_iterator
+        ]
+    number = attachment.num_microbatches
+    is_rerun = type(data_iterator).__name__ == "RerunDataIterator"
+    reader = MicrobatchReader(
+        data_iterator.iterable if is_rerun else data_iterator,
+        lengths=lengths,
+        announcer=attachment.announcer,
+        num_microbatches=num_microbatches or (lambda: number),
+    )
+    if not is_rerun:
+        return reader
+    data_iterator.iterable = reader
+    return data_iterator
 
 
 def training_step() -> AbstractContextManager[None]:
@@ -319,6 +383,12 @@ def _device() -> torch.device:
     if not torch.cuda.is_available():
         return torch.device("cpu")
     return torch.device("cuda", torch.cuda.current_device())
+
+
+def _coupling_of(config: Any) -> Coupling:  # noqa: ANN401 - as above
+    """Return where ranks of other pipelines are met: its experts', or once a step."""
+    num_experts = getattr(config, "expert_model_parallel_size", None) or 1
+    return "instruction" if num_experts > 1 else "step"
 
 
 def _order(config: Any, num_microbatches: int) -> Schedule:  # noqa: ANN401

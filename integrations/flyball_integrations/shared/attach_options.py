@@ -27,6 +27,8 @@ ATTACHED_OPTIONS: Mapping[str, Option] = MappingProxyType(
     {name: declared for name, declared in options_of(JobSpec).items() if not declared.is_frameworks}
 )
 
+ANNOUNCES_WORK = Option(name="announces_work", kind=bool)
+
 
 class PlanningOptions(GivenOptions, total=False):
     """Planning options that the job is registered with; the same on all ranks.
@@ -63,6 +65,9 @@ class RankOptions(TypedDict, total=False):
             `FLYBALL_TIMING`, else `stream`.
         observer: receiver of each instruction's begin and end; default: `gpu` itself if it is
             emulated, else none.
+        announces_work: True: the work of each step is announced before it, and each step gets
+            clocks of its own, on which the ranks agree over gloo; give all ranks the same; default:
+            False.
     """
 
     planner_url: str | None
@@ -73,10 +78,26 @@ class RankOptions(TypedDict, total=False):
     strict: bool | None
     timing: Timing | None
     observer: InstructionObserver | None
+    announces_work: bool | None
 
 
 class AttachOptions(PlanningOptions, RankOptions, total=False):
     """All options that `attach` has in every integration."""
+
+
+def announces_work(options: RankOptions) -> bool:
+    """Return whether the work of steps is announced.
+
+    Raises:
+        ValueError: the option is neither True nor False.
+    """
+    given = options.get("announces_work")
+    return given is not None and bool(ANNOUNCES_WORK.read(given))
+
+
+def announced_text(options: RankOptions) -> str:
+    """Return what ranks that announce work have in common, behind their order; empty: nothing."""
+    return ", work announced" if announces_work(options) else ""
 
 
 def check_options(attach: Callable[..., object], options: Mapping[str, object]) -> None:

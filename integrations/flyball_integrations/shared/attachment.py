@@ -21,9 +21,15 @@ from flyball_client.gpu.registry import uuid_of_framework
 from flyball_client.session.rank_session import RankSession
 from flyball_client.session.rank_settings import RankSettings
 from flyball_client.session.registration import JobRegistrar
-from flyball_integrations.shared.attach_options import AttachOptions, registered_fields
+from flyball_client.steps.agreement import AgreementError, Coupling
+from flyball_integrations.shared.attach_options import (
+    AttachOptions,
+    announces_work,
+    registered_fields,
+)
 from flyball_integrations.shared.device_hooks import DeviceHooks
 from flyball_integrations.shared.start_exchange import exchange_start
+from flyball_integrations.shared.step_agreement import agree_on_steps
 from flyball_integrations.shared.whole_steps import NoInstructions, WholeStepPlans
 from flyball_profiles.gpu_windows import GpuTableError, gpu_folder, load_gpu_window
 from flyball_wire.messages import JobRegistration
@@ -79,6 +85,8 @@ class RankEnds:
         self._initial_step = initial_step
         self._fields = registered_fields(options)
         self._observer = options.get("observer")
+        #: Whether the work of steps is announced.
+        self.announces_work = announces_work(options)
         self._job_id = job_id
         self._layout = layout
         self._settings = RankSettings.read(
@@ -193,6 +201,31 @@ class RankEnds:
         if hooks is not None:
             self.opened.callback(hooks.close)
         return session
+
+    def start(self, session: RankSession, *, coupling: Coupling) -> None:
+        """Start the session.
+
+        With announced work every rank must call it, and waits for the others. Where they cannot
+        agree on steps, they train without clocks of their own for each.
+
+        Args:
+            session: of this rank.
+            coupling: where data-parallel ranks wait for each other.
+
+        Raises:
+            GpuError, OSError: as `RankSession.start`.
+        """
+        if self.announces_work:
+            layout, agreement = self._layout, None
+            try:
+                agreement = agree_on_steps(
+                    (layout.dp_rank, layout.stage, layout.tp_rank, layout.cp_rank)
+                )
+            except AgreementError as error:
+                _logger.warning("steps get no clocks of their own: %s", error)
+                coupling = "unknown"
+            session.plan_steps(agreement, coupling=coupling)
+        session.start()
 
 
 def _uuid_of(device: torch.device) -> str | None:

@@ -154,11 +154,15 @@ class DeviceTimeline:
 class _StreamHooks:
     """Hooks of a session, called on a timeline."""
 
-    def __init__(self, hooks: InstructionHooks, timeline: DeviceTimeline) -> None:
-        self._hooks = hooks
+    def __init__(self, session: RankSession, timeline: DeviceTimeline) -> None:
+        self._hooks: InstructionHooks = session
+        self._session = session
         self._timeline = timeline
+        # Of the next launch, which the session may be some steps behind.
+        self.next_step = session.next_step
 
     def on_step_begin(self) -> None:
+        self.next_step += 1
         self._timeline.call(self._hooks.on_step_begin)
 
     def on_step_end(self) -> None:
@@ -166,6 +170,7 @@ class _StreamHooks:
 
     def on_step_failed(self) -> None:
         self._timeline.drop(self._hooks.on_step_failed)
+        self.next_step = self._session.next_step  # without the steps that were dropped
 
     def on_instruction_begin(
         self, kind: str, *, microbatch: int | None = None, chunk: int = 0
@@ -217,6 +222,7 @@ class DeviceHooks:
         self._device = device
         self._module = device_module
         self._session: RankSession | None = None
+        self._launched: _StreamHooks | None = None
         self._timeline: DeviceTimeline | None = None
         if device.type == "cpu":
             return
@@ -234,7 +240,16 @@ class DeviceHooks:
     def of(self, session: RankSession) -> InstructionHooks:
         """Return the hooks to call instead of the session's."""
         self._session = session
-        return session if self._timeline is None else _StreamHooks(session, self._timeline)
+        if self._timeline is None:
+            return session
+        self._launched = _StreamHooks(session, self._timeline)
+        return self._launched
+
+    @property
+    def next_step(self) -> int:
+        """Number of the step that is launched next, once there are hooks."""
+        counted = self._session if self._launched is None else self._launched
+        return 0 if counted is None else counted.next_step
 
     def transfer_timer(self, session: RankSession) -> TransferTimer:
         """Return the timer of this rank's receives and sends."""

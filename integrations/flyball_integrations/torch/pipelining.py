@@ -12,20 +12,32 @@ Only attributes of this schedule and its stages are set, and `detach` removes th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
-from typing import Literal, Unpack
+from typing import Any, Literal, NamedTuple, TypeVar, Unpack
 
 import torch
 import torch.distributed
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
 
 from flyball_client.session.rank_session import RankSession
-from flyball_integrations.shared.attach_options import AttachOptions, check_options
+from flyball_client.steps.agreement import Coupling
+from flyball_integrations.shared.attach_options import (
+    AttachOptions,
+    announced_text,
+    check_options,
+)
 from flyball_integrations.shared.attachment import Overrides, RankEnds, RankLayout
 from flyball_integrations.shared.one_order import on_all_ranks_or_none, order_text
 from flyball_integrations.shared.run_order import order_to_run
+from flyball_integrations.shared.step_loader import (
+    MicrobatchLengths,
+    StepLoader,
+    WholeBatchAnnouncer,
+    split_lengths,
+)
 from flyball_integrations.torch.private_schedules import (
     Computation,
     PipelineSchedule,
@@ -43,6 +55,17 @@ from flyball_integrations.torch.schedule_patch import SchedulePatch, WaitTimes, 
 from flyball_pipeline.schedules.envpipe import default_extra_forwards
 from flyball_wire.messages import JobRegistration
 from flyball_wire.orders import OtherOrder
+
+B = TypeVar("B")
+
+
+class _Attachment(NamedTuple):
+    """What `detach` closes and `steps` uses."""
+
+    opened: ExitStack
+    #: None: the work of steps is not announced.
+    announcer: WholeBatchAnnouncer | None
+
 
 _ATTACHMENT = "_flyball_attachment"
 _ORDERS = ("own", "envpipe")
@@ -118,14 +141,15 @@ def attach(
             orders = _orders(registration)
             if orders:
                 rehearse(schedule, orders)
-            joining.order = order_text(registration)
+            joining.order = order_text(registration, beside=announced_text(options))
             place = find_place(stages_of(schedule), mesh=device_mesh, given=given)
             ends = _open_ends(
                 opened, options, schedule, place, job_id=job_id, initial_step=initial_step
             )
             hooks = ends.device_hooks(stages_of(schedule)[0].device)
             session = ends.open_session(hooks=hooks)
-            session.start()
+        with on_all_ranks_or_none():
+            ends.start(session, coupling=_coupling_of(schedule))
         patch = SchedulePatch(
             schedule,
             hooks.of(session),
@@ -136,7 +160,9 @@ def attach(
         opened.callback(patch.remove)
         _set_order(opened, schedule, orders)
         ends.register(registration, session)
-        schedule.__dict__[_ATTACHMENT] = opened.pop_all()  # `detach` closes it, last first
+        announcer = WholeBatchAnnouncer(session, hooks) if ends.announces_work else None
+        # `detach` closes all of it, the last first.
+        schedule.__dict__[_ATTACHMENT] = _Attachment(opened.pop_all(), announcer)
     return session
 
 
@@ -145,9 +171,37 @@ def detach(schedule: PipelineSchedule) -> None:
 
     Without an attachment it has no effect.
     """
-    attachment: ExitStack | None = schedule.__dict__.pop(_ATTACHMENT, None)
+    attachment: _Attachment | None = schedule.__dict__.pop(_ATTACHMENT, None)
     if attachment is not None:
-        attachment.close()
+        attachment.opened.close()
+
+
+def steps(
+    schedule: PipelineSchedule, loader: Iterable[B], *, lengths: Callable[[B], Any]
+) -> StepLoader[B]:
+    """Return the loader's batches, each announced while the step before it runs.
+
+    Give `announces_work=True` to `attach` on all ranks, and call this where a rank has batches;
+    the others learn of them. Ranks of a pipeline that have batches must have the same. Batches and
+    their order are the loader's; one is read ahead. `state_dict` of the loader, and of what this
+    returns, is the position before that one.
+
+    Args:
+        schedule: that Flyball is attached to; a step is one batch.
+        loader: of batches; may be passed over again for each epoch.
+        lengths: returns the lengths of the batch's sequences in tokens, a list or a CPU tensor,
+            which are split as torch splits the batch; or a list with those of each microbatch; or
+            a float, the time of the batch over that in the profile.
+    """
+
+    def find_announcer() -> WholeBatchAnnouncer | None:
+        attachment: _Attachment | None = schedule.__dict__.get(_ATTACHMENT)
+        return None if attachment is None else attachment.announcer
+
+    def split(batch: B) -> MicrobatchLengths:
+        return split_lengths(lengths(batch), num_microbatches_of(schedule))
+
+    return StepLoader(loader, lengths=split, find_announcer=find_announcer)
 
 
 def registration_of(schedule: PipelineSchedule) -> JobRegistration:
@@ -245,6 +299,12 @@ def _open_ends(
         initial_step=initial_step,
         num_chunks=len(stages),
     )
+
+
+def _coupling_of(schedule: PipelineSchedule) -> Coupling:
+    """Return where data-parallel ranks meet: torch averages gradients once a step."""
+    modules = (each for stage in stages_of(schedule) for each in stage.submod.modules())
+    return "instruction" if any(isinstance(each, FSDPModule) for each in modules) else "step"
 
 
 def _set_order(

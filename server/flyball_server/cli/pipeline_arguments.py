@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from flyball_pipeline.errors import PipelineError
 from flyball_pipeline.schedules.explicit import EXPLICIT
 from flyball_pipeline.schedules.table import SCHEDULES
+from flyball_profiles.stage_profile import StageProfile
 from flyball_server.cli import offline_inputs
 from flyball_server.cli.order_files import read_order
 from flyball_server.planning.data_parallel import DataParallelRequest, separate_pipelines
 from flyball_server.planning.planner import PlanRequest
 from flyball_server.planning.request_options import (
     DEFAULT_RECONFIGURE_GRANULARITY_MHZ,
+    limit_target,
     with_known_transitions,
 )
 from flyball_server.planning.schedule_choice import AUTO
 from flyball_wire.command.command import Arguments, CommandError, add_options, argument_type
 from flyball_wire.messages import JobSpec
-from flyball_wire.options import options_of
+from flyball_wire.options import OptionError, options_of
 from flyball_wire.plan_options import (
     CLOCKS,
     DEFAULT_SCHEDULE,
@@ -29,6 +33,7 @@ from flyball_wire.plan_options import (
     PlanOptions,
     check_together,
 )
+from flyball_wire.targets import LIMIT_TARGET
 
 # Planning of data-parallel pipelines: one plan for all, or one for each.
 MERGED, SEPARATE = "merged", "separate"
@@ -117,6 +122,8 @@ def request_of(arguments: argparse.Namespace) -> PlanRequest | DataParallelReque
             "transitions": offline_inputs.given_transitions(arguments.transitions),
         }
     )
+    if options.target == LIMIT_TARGET:
+        options = replace(options, target=_limit_target(profiles))
     options = with_known_transitions(options, gpu.transitions if gpu else None)
     request = PlanRequest(
         profile=profiles[0],
@@ -133,6 +140,18 @@ def request_of(arguments: argparse.Namespace) -> PlanRequest | DataParallelReque
     for pipeline in separate.pipelines:
         check_together(pipeline.options, pipeline.profile.num_stages, given)
     return separate
+
+
+def _limit_target(profiles: Sequence[StageProfile]) -> str:
+    """Return the target of the power limits that the profiles were measured under."""
+    target = limit_target(profiles)
+    if target is None:
+        raise OptionError(
+            f"{LIMIT_TARGET} needs a profile with its GPUs' power limits (column conditions); give"
+            " the power in W",
+            field="target",
+        )
+    return target
 
 
 def refused(error: PipelineError) -> CommandError:

@@ -71,6 +71,9 @@ def rank_post(job_id: str, rank: int, sent: messages.MeasurementBatch) -> RankPo
             for step in sent.steps
         ),
         no_clocks=max(sent.steps, key=lambda step: step.step).no_clocks if sent.steps else None,
+        conditions=next(
+            (step.conditions for step in reversed(sent.steps) if step.conditions is not None), None
+        ),
         details=tuple(
             StepDetail(
                 job_id=job_id,

@@ -30,8 +30,11 @@ ALLOWED_MOVES = MappingProxyType(
         ),
         # Measured online: finished, refused, or replaced by an uploaded profile.
         JobState.PROFILING: frozenset({JobState.PLANNED, JobState.PLANNING_FAILED} | OVER),
-        # Planned again: a new version, from a new profile or target.
-        JobState.PLANNED: frozenset({JobState.PLANNED, JobState.PLANNING_FAILED} | OVER),
+        # Planned again: a new version, from a new profile or target. Back to awaiting: measured
+        # again, since the conditions of its GPUs have changed.
+        JobState.PLANNED: frozenset(
+            {JobState.PLANNED, JobState.PLANNING_FAILED, JobState.AWAITING_PROFILE} | OVER
+        ),
         # Back to awaiting: registered again with another number of stages, its profile dropped.
         JobState.PLANNING_FAILED: frozenset(
             {JobState.PLANNED, JobState.PLANNING_FAILED, JobState.AWAITING_PROFILE} | OVER

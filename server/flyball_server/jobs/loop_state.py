@@ -204,6 +204,19 @@ class Comparison:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ChangedConditions:
+    """Conditions of GPUs that the job's profile was not measured under.
+
+    Attributes:
+        text: what changed, and on which ranks.
+        since_unix_s: time at which that was read first.
+    """
+
+    text: str
+    since_unix_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class PlanningInputs:
     """What a plan depends on beside specification and profile.
 
@@ -216,6 +229,7 @@ class PlanningInputs:
         gpus_at_once: largest number of GPUs that one stage has in one node; None: not all ranks
             have registered, or it has no effect.
         gpus_in_node: largest number of GPUs that the job has in one node; None: likewise.
+        changed: conditions under which the profile does not hold; None: none are known.
     """
 
     target: str | None = None
@@ -225,11 +239,16 @@ class PlanningInputs:
     work: WorkModel | None = None
     gpus_at_once: int | None = None
     gpus_in_node: int | None = None
+    changed: ChangedConditions | None = None
 
     @property
     def step_work(self) -> WorkModel | None:
-        """Return the work that steps' plans are made from; None: they get none of their own."""
-        return None if self.work is None or self.work.problem is not None else self.work
+        """Return the work that steps' plans are made from; None: they get none of their own.
+
+        They get none where the profile does not hold.
+        """
+        is_usable = self.work is not None and self.work.problem is None and self.changed is None
+        return self.work if is_usable else None
 
     @property
     def work_note(self) -> str | None:
@@ -346,7 +365,7 @@ class JobLoopState(Record):
         stragglers: announced slowdowns, at most one per rank; ended ones are dropped.
         detected: detected slowdowns by rank.
         drifts: detected drift of stages.
-        delays, work, gpus_at_once, gpus_in_node: as in PlanningInputs.
+        delays, work, gpus_at_once, gpus_in_node, changed: as in PlanningInputs.
         timetable: timetable of targets; None: no timetable.
         comparison: newest comparison; None: never requested.
         profiling: state of online profiling; None: not profiled online, or not started.
@@ -359,6 +378,7 @@ class JobLoopState(Record):
         order_comparison: newest comparison of its order with others; None: not compared yet.
         refused: newest refused registration; None: none since the job was registered last.
         shape_change: newest change of the number of microbatches; None: none in this run.
+        power_limits_w: mean enforced power limit of a GPU by stage, W; empty: not all are known.
     """
 
     job_id: str
@@ -369,6 +389,7 @@ class JobLoopState(Record):
     work: WorkModel | None = None
     gpus_at_once: int | None = None
     gpus_in_node: int | None = None
+    changed: ChangedConditions | None = None
     timetable: Timetable | None = None
     comparison: Comparison | None = None
     profiling: ProfilingResult | None = None
@@ -381,6 +402,7 @@ class JobLoopState(Record):
     order_comparison: OrderComparison | None = None
     refused: RefusedRegistration | None = None
     shape_change: ShapeChange | None = None
+    power_limits_w: tuple[float, ...] = ()
 
     @property
     def lasting(self) -> PlanningInputs:
@@ -390,7 +412,13 @@ class JobLoopState(Record):
             work=self.work,
             gpus_at_once=self.gpus_at_once,
             gpus_in_node=self.gpus_in_node,
+            changed=self.changed,
         )
+
+    def without_measured(self) -> JobLoopState:
+        """Return the findings without what was measured against a replaced profile."""
+        work = None if self.work is None else WorkModel()
+        return self.evolve(detected=(), drifts=(), work=work)
 
     @property
     def order_advice(self) -> OrderAdvice | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import groupby
@@ -32,6 +32,7 @@ from flyball_server.profiling.observations import (
     ProbeSetup,
     StageStep,
 )
+from flyball_server.profiling.worked_steps import WorkedRank, averaged, mean_work
 from flyball_wire.messages import JobSpec, PlanVersion
 
 # Number of newest steps that may still lack the last rank's measurement.
@@ -270,6 +271,9 @@ def stage_steps(
 ) -> tuple[StageStep, ...]:
     """Return each stage in each step that all ranks have posted, by step, then stage.
 
+    Where work is announced, and steps at the highest clocks say how much longer it makes them,
+    instructions count as so many of the mean work.
+
     Args:
         versions: probed versions.
         ranks: all ranks of the job.
@@ -279,6 +283,7 @@ def stage_steps(
     stage_of = {rank.rank: rank.stage for rank in ranks}
     by_version = {version.version: version for version in versions}
     by_place = {(detail.step, detail.rank): detail for detail in details}
+    counted = _counted_by_work(versions, stage_of, details)
     merged: list[StageStep] = []
     for step, group in groupby(steps, key=lambda record: record.step):
         records = [record for record in group if record.rank in stage_of]
@@ -286,6 +291,14 @@ def stage_steps(
             continue
         ran = {record.plan_version for record in records}
         is_probed = len(ran) == 1 and not ran.isdisjoint(by_version)
+        work = _work_over_mean(
+            [
+                (_instruction_times(by_place.get(place)), times)
+                for record in records
+                for place in [(step, record.rank)]
+                if (times := counted.get(place)) is not None
+            ]
+        )
         by_stage: dict[int, list[StepRecord]] = {}
         for record in records:
             by_stage.setdefault(stage_of[record.rank], []).append(record)
@@ -294,8 +307,10 @@ def stage_steps(
                 stage,
                 of_stage,
                 [_instruction_times(by_place.get((step, record.rank))) for record in of_stage],
+                [counted.get((step, record.rank)) for record in of_stage] if counted else (),
                 iteration_time_s=max(record.time_s for record in records),
                 is_probed=is_probed,
+                work=work,
             )
             for stage, of_stage in sorted(by_stage.items())
         )
@@ -306,11 +321,25 @@ def _stage_step(
     stage: int,
     records: Sequence[StepRecord],
     times: Sequence[tuple[InstructionTimes, ...]],
+    counted: Sequence[tuple[InstructionTimes, ...] | None],
     *,
     iteration_time_s: float,
     is_probed: bool,
+    work: float,
 ) -> StageStep:
-    """Return the totals of a stage's ranks, given the instruction times of each."""
+    """Return the totals of a stage's ranks, given the instruction times of each.
+
+    Args:
+        stage: the stage.
+        records: its ranks' totals.
+        times: their instructions.
+        counted: the same as so many of the mean work, None where that is not known; empty: no work
+            is announced.
+        iteration_time_s: time of the step, s.
+        is_probed: the step ran a version that measures.
+        work: as in StageStep.
+    """
+    known = [each for each in counted if each is not None]
     energies_j = [record.energy_j for record in records if record.energy_j is not None]
     return StageStep(
         stage=stage,
@@ -318,11 +347,56 @@ def _stage_step(
         version=records[0].plan_version,
         iteration_time_s=iteration_time_s,
         energy_j=sum(energies_j) if len(energies_j) == len(records) else None,
-        instructions=max(times, key=_busy_s),
+        work=work,
+        instructions=averaged(known) if known else max(times, key=_busy_s),
         is_clean=is_probed
+        and len(known) == len(counted)
         and all(times)
         and not any(record.num_unplanned or record.num_clock_misses for record in records),
     )
+
+
+def _work_over_mean(
+    ranks: Sequence[tuple[tuple[InstructionTimes, ...], tuple[InstructionTimes, ...]]],
+) -> float:
+    """Return the greatest ratio of a rank's times to those of the mean work; 1: not known.
+
+    Args:
+        ranks: instructions of ranks in a step, and the same as so many of the mean work.
+    """
+    return max(
+        (
+            _busy_s(times)
+            / sum(raw.count * each.mean_s for raw, each in zip(times, of_mean, strict=True))
+            for times, of_mean in ranks
+        ),
+        default=1.0,
+    )
+
+
+def _counted_by_work(
+    versions: Sequence[ProbedVersion], stage_of: Mapping[int, int], details: Sequence[StepDetail]
+) -> dict[tuple[int, int], tuple[InstructionTimes, ...]]:
+    """Return, by step and rank, instructions as so many of the mean work; empty: not known."""
+    worked = {
+        (detail.step, detail.rank): WorkedRank(
+            stage=stage_of[detail.rank],
+            work=detail.work,
+            instructions=_instruction_times(detail),
+        )
+        for detail in details
+        if detail.work is not None and detail.rank in stage_of
+    }
+    if not worked or not versions:
+        return {}
+    # The first version runs entirely at the highest clocks.
+    highest_row = versions[0].plan.cycle_mhz[0]
+    highest_mhz = {stage: max(row, default=0) for stage, row in enumerate(highest_row)}
+    mean = mean_work(list(worked.values()), highest_mhz)
+    if mean is None:
+        return {}
+    counted = {place: mean.counted(rank) for place, rank in worked.items()}
+    return {place: times for place, times in counted.items() if times is not None}
 
 
 def _instruction_times(detail: StepDetail | None) -> tuple[InstructionTimes, ...]:

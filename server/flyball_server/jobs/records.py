@@ -12,6 +12,7 @@ from typing import Self
 
 from flyball_pipeline.errors import PipelineError
 from flyball_pipeline.work import StepWork, checked_work
+from flyball_profiles.gpu_conditions import GpuConditions
 from flyball_profiles.stage_profile import EnergyScope
 from flyball_server.jobs.bounds import (
     MAX_COUNT,
@@ -158,6 +159,7 @@ class RankRecord(Record):
         no_clocks: reason why it sets no clocks, by its newest step; None: it sets them, or has
             posted no step since it registered.
         energy_scope: what its GPU's energy counter counts; None: not known.
+        conditions: conditions of its GPU by the newest reading; None: not known.
     """
 
     job_id: str
@@ -180,6 +182,7 @@ class RankRecord(Record):
     start: str | None = None
     no_clocks: str | None = None
     energy_scope: EnergyScope | None = None
+    conditions: GpuConditions | None = None
 
     @property
     def place(self) -> RankPlace:

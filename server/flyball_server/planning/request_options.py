@@ -3,15 +3,40 @@
 from __future__ import annotations
 
 import decimal
+from collections.abc import Sequence
 from dataclasses import replace
 
 from flyball_profiles.clock_transitions import ClockTransitions, TransitionsError
+from flyball_profiles.stage_profile import StageProfile
 from flyball_server.planning.errors import PlanningError
 from flyball_wire.plan_options import PlanOptions
 
 DEFAULT_RECONFIGURE_GRANULARITY_MHZ = 30
 # Of an iteration's time, the most that calls for the GPUs of a node take.
 MAX_CALL_SHARE = 0.5
+
+
+def limit_target(
+    profiles: Sequence[StageProfile], limits_w: Sequence[float | None] = ()
+) -> str | None:
+    """Return the target `power:` for the sum of the GPUs' power limits; None: not all are known.
+
+    Args:
+        profiles: profiles whose energies the plan counts, of as many GPUs each.
+        limits_w: by stage, present power limit of a GPU in W; None or absent: that which the stage
+            was profiled under.
+    """
+    sum_w = 0.0
+    for profile in profiles:
+        for stage, num_ranks in enumerate(profile.num_ranks_per_stage):
+            limit_w = limits_w[stage] if stage < len(limits_w) else None
+            under = profile.conditions[stage] if profile.conditions else None
+            if limit_w is None and under is not None:
+                limit_w = under.power_limit_w
+            if not limit_w:
+                return None
+            sum_w += num_ranks * limit_w
+    return f"power:{sum_w:.10g}"
 
 
 def clock_transitions(options: PlanOptions) -> ClockTransitions | None:

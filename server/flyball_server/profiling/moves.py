@@ -181,7 +181,7 @@ def _iteration(setup: ProbeSetup, step: int, stages: Sequence[StageStep]) -> _It
     return _Iteration(
         step=step,
         version=versions.pop() if len(versions) == 1 else None,
-        time_s=max(stage.iteration_time_s for stage in stages),
+        time_s=max(stage.iteration_time_s / stage.work for stage in stages),
         energy_j=sum(energies_j) if len(energies_j) == len(stages) else None,
         is_highest=all(
             times.sm_clock_mhz == setup.clocks_mhz[stage.stage][0]

@@ -137,13 +137,14 @@ class InstructionTimes:
 
     Attributes:
         sm_clock_mhz: that was asked for; None: the driver's own choice.
+        count: their number; where work differs, that of as many of the mean work.
         variance_s2: variance of single instructions about the mean, divided by count - 1; 0 of one.
     """
 
     kind: InstructionKind
     chunk: int
     sm_clock_mhz: int | None
-    count: int
+    count: float
     mean_s: float
     variance_s2: float
 
@@ -159,6 +160,7 @@ class StageStep:
             where one could not be read.
         instructions: instructions of its slowest rank.
         is_clean: true if it ran as planned: no unplanned instructions, no clock missed.
+        work: announced work of the step's slowest pipeline over the mean work.
     """
 
     stage: int
@@ -168,6 +170,7 @@ class StageStep:
     energy_j: float | None
     instructions: tuple[InstructionTimes, ...]
     is_clean: bool = True
+    work: float = 1.0
 
     @property
     def busy_s(self) -> float:

@@ -141,6 +141,18 @@ _SUMMED_GAUGES = (
         "ranks.present",
         "Registered ranks with a recent heartbeat that have not left.",
     ),
+    (
+        "flyball_ranks_under_other_conditions",
+        "ranks.changed",
+        "Ranks whose GPU runs under a power limit, power profile, memory clock or ECC mode that the"
+        " profile was not measured under.",
+    ),
+    (
+        "flyball_ranks_without_clocks",
+        "ranks.without_clocks",
+        "Present ranks that set no clocks: their governor has ended, or never could set one.",
+    ),
+    ("flyball_stragglers", "num_stragglers", "Ranks that are stragglers, announced or detected."),
 )
 _COUNTERS = (
     (
@@ -187,6 +199,13 @@ JOB_METRICS = (
     *(
         JobMetric(name=name, help=text, of_job=_attribute(path), is_summed=True)
         for name, path, text in _SUMMED_GAUGES
+    ),
+    JobMetric(
+        name="flyball_registrations_refused",
+        help="1 if a registration of the job or a rank was refused in the last hour and none was"
+        " taken since, else 0.",
+        of_job=lambda facts: float(facts.refused is not None),
+        is_summed=True,
     ),
     JobMetric(
         name="flyball_plan_lower_bound_gap_ratio",

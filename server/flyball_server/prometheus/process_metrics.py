@@ -19,7 +19,7 @@ from prometheus_client import (
 
 from flyball_server.jobs.errors import StoreError, StoreFullError
 from flyball_server.jobs.services import Solve
-from flyball_server.jobs.store.contract import JobStore
+from flyball_server.jobs.store.contract import JobStore, StoreSpace
 from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.jobs.store.sql.job_writer import JobWriter
 from flyball_server.planning.policies import POLICIES
@@ -170,6 +170,10 @@ class MeasuredStore:
         """Check that the wrapped store can be written."""
         with self._counting_errors():
             self._store.check_writing()
+
+    def space(self) -> StoreSpace:
+        """Return the space of the wrapped store."""
+        return self._store.space()
 
     def lock(self, name: str, *, waits: bool = True) -> AbstractContextManager[bool]:
         """Take a lock of the wrapped store; waiting for it is not measured."""

@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from flyball_server.jobs.conditions.changes import num_changed
+from flyball_server.jobs.job_state import OVER
 from flyball_server.jobs.lifecycle.job_life import is_emulated, is_gone, last_sign, refused_text
 from flyball_server.jobs.loop_state import GpuChange
 from flyball_server.jobs.measurements.step_fold import StepFold
@@ -22,6 +24,7 @@ from flyball_server.jobs.savings.comparisons import progress_of
 from flyball_server.jobs.savings.savings import JobSavings, savings_of
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.sql.job_reader import JobReader
+from flyball_server.jobs.wanted.wanted import slowdowns_at
 from flyball_server.views.own_plans import newest_own_plan
 from flyball_server.views.plan_facts import PlanFacts, plan_facts
 from flyball_server.views.planned_delays import planned_delays
@@ -60,11 +63,18 @@ class StageMeasurement:
 
 @dataclass(frozen=True, kw_only=True)
 class RankCounts:
-    """Number of ranks that are expected, registered and alive."""
+    """Number of ranks that are expected, registered and alive, and of some that are.
+
+    Attributes:
+        changed: ranks whose GPU runs under conditions that the profile does not hold for.
+        without_clocks: present ranks that set no clocks.
+    """
 
     expected: int
     registered: int
     present: int
+    changed: int = 0
+    without_clocks: int = 0
 
 
 @dataclass(kw_only=True)
@@ -83,6 +93,7 @@ class JobFacts:
         comparison: progress of the newest comparison.
         missed: target that the newest plan misses; None: it meets its target.
         refused: line on a registration that was refused lately; None: none was.
+        num_stragglers: ranks that are announced or detected as stragglers now.
         gpu_changes: GPUs that were replaced.
         factors: price and emissions of energy.
         delays: times beside the instructions; None: none.
@@ -108,6 +119,7 @@ class JobFacts:
     comparison: ComparisonStatus
     missed: MissedTarget | None = None
     refused: str | None = None
+    num_stragglers: int = 0
     gpu_changes: tuple[GpuChange, ...] = ()
     factors: EnergyFactors = NO_FACTORS
     delays: PlannedDelays | None = None
@@ -268,10 +280,16 @@ def _read_job(services: JobServices, reader: JobReader, facts: JobFacts) -> None
     facts.refused = refused_text(loop_state.refused, now)
     facts.delays = planned_delays(job.spec, loop_state.planned_inputs)
     facts.emulated = is_emulated(job, ranks)
+    facts.num_stragglers = len(slowdowns_at(loop_state, now.timestamp()))
+    present = [rank for rank in ranks if not is_gone(rank, now, services.life)]
     facts.ranks = RankCounts(
         expected=job.spec.num_expected_ranks,
         registered=len(ranks),
-        present=sum(not is_gone(rank, now, services.life) for rank in ranks),
+        present=len(present),
+        without_clocks=sum(rank.no_clocks is not None for rank in present),
+        changed=0
+        if job.state in OVER
+        else num_changed(reader.profiled_conditions(job.job_id), ranks),
     )
     _read_plans(reader, facts)
     before = facts.fold.place

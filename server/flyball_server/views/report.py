@@ -9,11 +9,12 @@ from flyball_server.jobs.measurements.step_fold import StepFold
 from flyball_server.jobs.measurements.step_reading import predicted_iteration, read_fold
 from flyball_server.jobs.registry.inspection import (
     JobSummary,
+    gpu_notes,
     require_job,
     shape_notes,
     summarise,
 )
-from flyball_server.jobs.savings.energy_scopes import common_scope, scope_notes
+from flyball_server.jobs.savings.energy_scopes import common_scope
 from flyball_server.jobs.savings.headline import headline_of
 from flyball_server.jobs.savings.savings import savings_of
 from flyball_server.jobs.services import JobServices
@@ -53,7 +54,7 @@ def get_report(services: JobServices, job_id: str) -> JobReport:
         notes=(
             *shape_notes(summary),
             *no_clocks_notes(summary.ranks),
-            *scope_notes(summary.ranks, summary.profile_scope),
+            *gpu_notes(summary),
         ),
         energy_scope=common_scope(summary.ranks),
         saved_of_j=savings.saved_of_j,

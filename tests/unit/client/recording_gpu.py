@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from flyball_client.gpu._base import ClockLimit, GpuError, GpuPermissionError
+from flyball_profiles.gpu_conditions import GpuConditions
 from flyball_profiles.stage_profile import EnergyScope
 
 SUPPORTED_MHZ = (1400, 1200, 900)
@@ -22,6 +23,7 @@ class RecordingGpu:
         self.energy_j: float | None = 0.0
         self.refuses_locks = False
         self.refuses_clocks = False
+        self.gpu_conditions: GpuConditions | None = None
 
     def clock_limits(self) -> ClockLimit:
         """None ever."""
@@ -57,6 +59,10 @@ class RecordingGpu:
     def energy_scope(self) -> EnergyScope | None:
         """Unknown."""
         return None
+
+    def conditions(self) -> GpuConditions | None:
+        """As a test has set them."""
+        return self.gpu_conditions
 
     def close(self) -> None:
         """Give the clock back."""

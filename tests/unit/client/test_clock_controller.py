@@ -21,6 +21,8 @@ from flyball_client.governor.clock_controller import (
     MAX_ASSERTIONS,
     READ_PERIOD_S,
     SETTLE_S,
+    STUCK_READINGS,
+    STUCK_S,
     TOLERANCE_MHZ,
     ClockController,
 )
@@ -33,6 +35,7 @@ from flyball_client.gpu._base import (
     GpuNotSupportedError,
     GpuPermissionError,
 )
+from flyball_profiles.gpu_conditions import GpuConditions
 
 UUID = "GPU-recording"
 HOLDER = ClockHolder(uuid=UUID, control="nvml", rank_name="job gpt rank 3", rank_byte=1 << 42)
@@ -409,6 +412,7 @@ def test_a_clock_that_a_limit_explains_is_nobodys_change(desk: Desk, limit: Cloc
 
 def test_a_clock_is_set_again_three_times_an_hour_at_most(desk: Desk) -> None:
     desk.serve(1200)
+    desk.read_after(SETTLE_S)
     for _ in range(10):
         desk.clock.move(ASSERT_AFTER_S)
         read_other(desk, 1980)
@@ -435,3 +439,96 @@ def test_a_lower_clock_that_comes_back_is_left_as_it_is_until_the_next_plan(desk
     words[word.PLAN_NUMBER] = 2
     desk.serve(1400)
     assert desk.gpu.told == [1200, 1200, 1400]
+
+
+# ------------------------------------------------------------------ clocks without effect
+
+YIELD_WORDS = (word.YIELD_REASON, word.HELD_MHZ)
+
+
+def test_a_gpu_that_runs_a_higher_clock_than_any_that_was_set_gets_none_until_the_next_plan(
+    desk: Desk,
+) -> None:
+    words = desk.shared_state.words
+    words[word.PLAN_NUMBER] = 1
+    desk.serve(1200)
+    for num_asserted in (1, 1):
+        desk.clock.move(ASSERT_AFTER_S)
+        read_other(desk, 1980)
+        assert desk.counted(word.NUM_ASSERTED) == (num_asserted,)
+    assert word.yields(words)
+    assert desk.counted(*YIELD_WORDS) == (word.NO_EFFECT, 1980)
+    # It might come to have an effect later, under nobody's eyes.
+    assert desk.gpu.told == [1200, 1200, RESET]
+    assert desk.record.holder() is None
+    desk.serve(900)
+    words[word.PLAN_NUMBER] = 2
+    desk.serve(900)
+    assert desk.gpu.told[2:] == [RESET, 900], "the next plan is tried"
+
+
+@pytest.mark.parametrize(
+    ("application_mhz", "reason"),
+    [(1000, word.APPLICATION), (900, word.OTHERS), (1400, word.OTHERS), (None, word.OTHERS)],
+)
+def test_an_application_clock_below_the_highest_that_wins_is_told_from_another_program(
+    desk: Desk, application_mhz: int | None, reason: int
+) -> None:
+    desk.gpu.gpu_conditions = GpuConditions(application_clock_mhz=application_mhz)
+    desk.serve(1200)
+    for _ in range(2):
+        desk.clock.move(ASSERT_AFTER_S)
+        read_other(desk, 1000)
+    assert desk.counted(*YIELD_WORDS) == (reason, 1000)
+    assert (desk.gpu.told[-1] == RESET) == (reason == word.APPLICATION)
+
+
+def alternate(desk: Desk, real_mhz: int, num: int, clocks_mhz: tuple[int, int]) -> None:
+    """Set two clocks in turn, none for long, at a GPU that runs its own."""
+    for number in range(num):
+        desk.serve(clocks_mhz[number % 2])
+        desk.gpu.held_mhz = real_mhz
+        desk.read_after(READ_PERIOD_S)
+
+
+def test_a_clock_that_is_seldom_set_is_asserted_again_after_an_hour_and_not_without_effect(
+    desk: Desk,
+) -> None:
+    desk.serve(1200)
+    desk.read_after(SETTLE_S)
+    desk.clock.move(ASSERT_AFTER_S)
+    read_other(desk, 1400, num=3 * int(STUCK_S / READ_PERIOD_S))
+    assert not word.yields(desk.shared_state.words)
+
+
+def test_a_gpu_that_ignores_clocks_that_change_often_is_found_within_a_minute(desk: Desk) -> None:
+    num = int(STUCK_S / READ_PERIOD_S)
+    alternate(desk, 1400, num - 1, (1400, 1200))
+    assert not word.yields(desk.shared_state.words)
+    alternate(desk, 1400, 4, (1400, 1200))
+    assert word.yields(desk.shared_state.words)
+    assert desk.counted(*YIELD_WORDS, word.NUM_ASSERTED) == (word.NO_EFFECT, 1400, 0)
+    assert desk.gpu.told[-1] == RESET
+
+
+@pytest.mark.parametrize("limit", [ClockLimit.POWER, ClockLimit.THERMAL, ClockLimit.OTHER])
+def test_a_clock_that_a_limit_holds_is_not_without_effect(desk: Desk, limit: ClockLimit) -> None:
+    desk.gpu.limits = limit
+    alternate(desk, 1000, 3 * int(STUCK_S / READ_PERIOD_S), (1400, 1200))
+    assert not word.yields(desk.shared_state.words)
+
+
+def test_a_clock_that_is_set_rarely_and_comes_too_late_is_not_without_effect(desk: Desk) -> None:
+    for _ in range(2 * STUCK_READINGS):
+        desk.serve(1400)
+        read_other(desk, 1400, num=10)
+        desk.serve(1200)
+        read_other(desk, 1400, num=1)
+    assert not word.yields(desk.shared_state.words)
+
+
+def test_a_gpu_that_follows_now_and_then_is_not_without_effect(desk: Desk) -> None:
+    for _ in range(4):
+        alternate(desk, 1400, int(STUCK_S / READ_PERIOD_S) - 5, (1400, 1200))
+        alternate(desk, 1200, 2, (1400, 1200))
+    assert not word.yields(desk.shared_state.words)

@@ -44,12 +44,16 @@ def test_the_description_names_exactly_the_clocks(clocks_mhz: set[int]) -> None:
 
 
 def test_each_gpu_is_listed_with_its_clocks(loaded_nvml: FalseNvml) -> None:
-    assert flyball("clocks").stdout.splitlines()[:2] == [
+    loaded_nvml.set_conditions(limit_w=500)
+    assert flyball("clocks").stdout.splitlines()[:3] == [
         f"GPU 0  False GPU  {loaded_nvml.uuid(0)}",
         "  SM clocks, MHz: 210..1980 step 15 (119 clocks)",
+        "  Conditions: power limit 500 W, default power limit 700 W, power profile none, memory"
+        " clock 2619 MHz, application clock 1980 MHz, ECC on, persistence mode on, driver false-0",
     ]
     (gpu,) = document_of("clocks", "--gpu", loaded_nvml.uuid(1))["gpus"]
     expected = {"index": 1, "name": "False GPU", "uuid": loaded_nvml.uuid(1), "emulated": False}
+    assert gpu.pop("conditions")["power_limit_w"] == 700.0
     assert gpu == expected | {"sm_clocks_mhz": list(SUPPORTED_MHZ)}
     loaded_nvml.fail("nvmlDeviceGetSupportedMemoryClocks", NOT_SUPPORTED)
     assert "this GPU lists none" in flyball("clocks").stdout

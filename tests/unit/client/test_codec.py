@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flyball_profiles.clock_transitions import ClockTransitions
+from flyball_profiles.gpu_conditions import GpuConditions
 from flyball_wire import closed_loop, messages, orders, plan_options
 from flyball_wire.codec import decode, decode_list, encode
 from flyball_wire.errors import CodecError
@@ -44,6 +45,7 @@ def values_of(hint: Any) -> st.SearchStrategy[Any]:  # noqa: ANN401 - annotation
         str: st.text(),
         type(None): st.none(),
         ClockTransitions: clock_transitions(),
+        GpuConditions: gpu_conditions(),
     }
     if hint in simple:
         return simple[hint]
@@ -74,6 +76,17 @@ def clock_transitions(draw: st.DrawFn) -> ClockTransitions:
         call_p95_s=times_s[2][1] if has_calls else None,
         queues_in_node=draw(st.none() | st.booleans()),
         starts_settled=draw(st.booleans()),
+    )
+
+
+def gpu_conditions() -> st.SearchStrategy[GpuConditions]:
+    """Conditions within their bounds."""
+    return st.builds(
+        GpuConditions,
+        power_limit_w=st.none() | st.floats(0, 1e6),
+        memory_clock_mhz=st.none() | st.integers(0, 10_000),
+        power_profile=st.none() | st.sampled_from(["none", "max-q+llm-training"]),
+        ecc=st.none() | st.booleans(),
     )
 
 

@@ -84,7 +84,7 @@ def test_where_everything_is_in_place_all_is_fine_and_nothing_was_touched(
         *(
             f"GPU {index} {part}"
             for index in (0, 1)
-            for part in ("model", "persistence", "control", "energy", "clock")
+            for part in ("model", "persistence", "control", "energy", "conditions", "clock")
         ),
         *("planner", "planner token"),
     }
@@ -260,6 +260,17 @@ def test_a_limited_clock_is_a_warning_unless_the_gpu_is_idle(
     check("ok", "345 MHz of 1980, ")
     loaded_nvml.set_event_reasons(0)
     check("warning", "345 MHz of 1980, ")
+
+
+def test_a_power_limit_below_its_default_is_a_warning(loaded_nvml: FalseNvml) -> None:
+    conditions = gpu_checks("0")["GPU 0 conditions"]
+    assert conditions.state == "ok"
+    assert conditions.found.startswith("power limit 700 W, default power limit 700 W, ")
+    loaded_nvml.set_conditions(limit_w=500)
+    conditions = gpu_checks("0")["GPU 0 conditions"]
+    assert conditions.state == "warning"
+    assert conditions.found.startswith("power limit 500 W, default power limit 700 W, ")
+    assert "profile under the same one" in conditions.advice
 
 
 # ------------------------------------------------------------------ rights, zeusd, settings

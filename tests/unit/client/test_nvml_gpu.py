@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 from tests.false_nvml.library import SUPPORTED_MHZ, FalseNvml
@@ -19,12 +20,14 @@ from flyball_client.gpu._base import (
 from flyball_client.gpu.nvml.device import NvmlGpu
 from flyball_client.gpu.nvml.facts import NVML_ERRORS, gpu_error, pynvml
 from flyball_client.gpu.nvml.vendor import NvidiaVendor, visible_gpus
+from flyball_profiles.gpu_conditions import GpuConditions
 from flyball_profiles.stage_profile import EnergyScope
 
 NO_PERMISSION = 4
 NOT_SUPPORTED = 3
 GPU_IS_LOST = 15
 UNKNOWN_TO_US = 777
+IDLE = 0x1
 
 
 def test_every_code_of_nvml_has_its_error_which_says_what_was_done_and_what_to_do() -> None:
@@ -120,6 +123,58 @@ def test_the_counter_of_a_module_is_known_by_the_power_that_its_module_has(
     assert used_j[1] > used_j[0]
     for gpu in (alone, of_module):
         gpu.close()
+
+
+def test_conditions_are_those_of_the_driver_at_that_moment(loaded_nvml: FalseNvml) -> None:
+    gpu = NvmlGpu.open(uuid=loaded_nvml.uuid(0))
+    before = GpuConditions(
+        power_limit_w=700.0,
+        default_power_limit_w=700.0,
+        power_profile="none",
+        memory_clock_mhz=2619,
+        application_clock_mhz=1980,
+        ecc=True,
+        persistence=True,
+        driver="false-0",
+    )
+    assert gpu.conditions() == before
+    loaded_nvml.set_module_w(150)
+    loaded_nvml.set_conditions(
+        limit_w=500,
+        module_limit_w=900,
+        profiles=1 << 1 | 1 << 7,
+        memory_mhz=1593,
+        application_mhz=1410,
+        ecc=False,
+    )
+    assert gpu.conditions() == replace(
+        before,
+        power_limit_w=500.0,
+        module_power_limit_w=900.0,
+        power_profile="max-q+llm-training",
+        memory_clock_mhz=1593,
+        application_clock_mhz=1410,
+        ecc=False,
+    )
+    gpu.close()
+
+
+def test_conditions_that_cannot_be_read_are_not_known(loaded_nvml: FalseNvml) -> None:
+    gpu = NvmlGpu.open(uuid=loaded_nvml.uuid(0))
+    for function in (
+        "nvmlDeviceGetEnforcedPowerLimit",
+        "nvmlDeviceWorkloadPowerProfileGetCurrentProfiles",
+        "nvmlDeviceGetEccMode",
+    ):
+        loaded_nvml.fail(function, NOT_SUPPORTED)
+    loaded_nvml.set_event_reasons(IDLE)
+    assert str(gpu.conditions()) == (
+        "default_power_limit_w=700 application_clock_mhz=1980 persistence=on driver=false-0"
+    )
+    loaded_nvml.fail("", GPU_IS_LOST)
+    assert gpu.conditions() is None
+    loaded_nvml.work_again()
+    gpu.close()
 
 
 def test_the_energy_is_in_joules(loaded_nvml: FalseNvml, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -118,6 +118,8 @@ def test_a_share_above_one_is_taken_for_percent_without_its_sign() -> None:
             "deadline:0",
             "deadline:inf",
             "power:0",
+            "power:limits",
+            "deadline:limit",
         ),
     ],
 )

@@ -16,9 +16,10 @@ from tests.unit.client.recording_gpu import RecordingGpu
 pytest.importorskip("deepspeed", reason="needs the extra 'deepspeed'")
 
 from flyball_client.gpu import registry
+from flyball_client.session.rank_session import RankSession
 from flyball_integrations.deepspeed import pipeline
 from flyball_integrations.deepspeed.config_file import attach_configured, read_attachment
-from flyball_integrations.deepspeed.pipeline import attach, detach
+from flyball_integrations.deepspeed.pipeline import attach, detach, microbatches
 from flyball_integrations.shared import attachment
 from flyball_integrations.shared.attach_options import AttachOptions
 from flyball_wire import routes
@@ -272,3 +273,40 @@ def test_what_fails_later_closes_what_was_opened_and_leaves_the_engine_alone(
         attach(made, job_id="job", planner_url=LOOPBACK, p2p="eager")
     assert opened.log[-2:] == ["close groups", "close gpu"]
     assert vars(made) == before
+
+
+def test_what_train_batch_reads_is_read_a_step_ahead_and_announced(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    announced: dict[int, Any] = {}
+
+    def announce_step(session: RankSession, work: Any, *, step: int) -> None:  # noqa: ANN401
+        announced[step] = work
+
+    monkeypatch.setattr(RankSession, "announce_step", announce_step)
+    monkeypatch.setattr(attachment, "agree_on_steps", lambda place: None)
+    made = engine()
+    with pytest.raises(ValueError, match=r"with announces_work=True before$"):
+        microbatches(made, [1], lengths=int)
+    session = attach(made, job_id="job", announces_work=True)
+    made.is_first_stage = lambda: False
+    made.data_iterator = None
+    assert list(microbatches(made, lengths=int)) == []  # a middle stage
+    made.is_first_stage = lambda: True
+    with pytest.raises(ValueError, match=r"^the engine has no training data; give the loader$"):
+        microbatches(made, lengths=int)
+    # Data that the engine owns: train_batch() reads through it as before.
+    made.data_iterator = iter(range(10, 22))
+    own = microbatches(made, lengths=int)
+    assert made.data_iterator is own
+    for step in range(3):
+        session.on_step_begin()
+        assert [next(made.data_iterator) for _ in range(4)] == list(
+            range(10 + 4 * step, 14 + 4 * step)
+        )
+        session.on_step_end()
+    assert announced == {
+        1: [[14.0], [15.0], [16.0], [17.0]],
+        2: [[18.0], [19.0], [20.0], [21.0]],
+    }
+    detach(made)

@@ -33,7 +33,7 @@ from flyball_pipeline.schedules.table import SCHEDULES as PLANNERS_SCHEDULES
 from flyball_server.planning.schedule_choice import AUTO as PLANNERS_AUTO
 from flyball_wire.options import Option
 from flyball_wire.plan_options import Policy
-from flyball_wire.targets import parse_target
+from flyball_wire.targets import TARGET_FORM, parse_target
 
 URL = "http://planner:7787"
 # All that EnvPipe's own examples have in their config.
@@ -211,7 +211,7 @@ def test_another_order_is_run_with_pulled_sends_unless_told_otherwise() -> None:
             (
                 "flyball.target",
                 target,
-                "fastest, least-energy, slowdown:5%, deadline:2.9 (s) or power:8000 (W)",
+                TARGET_FORM,
             )
             for target in ("", "slow", "slowdown:", "deadline:soon", "deadline:5%", "fastest:1", 3)
         ),

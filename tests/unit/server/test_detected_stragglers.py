@@ -50,6 +50,15 @@ def test_a_straggler_that_comes_and_goes_is_found_and_planned_for_and_forgotten(
     assert list_stragglers(job.services, "job") == ()
 
 
+@pytest.mark.parametrize(("num_power_capped", "is_found"), [(0, False), (2, False), (3, True)])
+def test_a_rank_whose_clock_no_limit_explains_is_no_straggler(
+    job: Running, num_power_capped: int, *, is_found: bool
+) -> None:
+    """Of three readings below the clock that was set, power explains so many."""
+    job.run(2 * MIN_STEPS, slow(1, 1.2), num_clock_misses=3, num_power_capped=num_power_capped)
+    assert bool(list_stragglers(job.services, "job")) == is_found
+
+
 @pytest.mark.parametrize("is_compared", [False, True])
 def test_a_job_that_adapts_to_announcements_only_or_is_compared_is_not_watched(
     *, is_compared: bool

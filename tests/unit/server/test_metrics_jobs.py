@@ -24,7 +24,7 @@ from tests.planner.samples import (
 
 from flyball_server.http.events.live_events import JobEventsReader
 from flyball_server.jobs.errors import StoreClosedError, UnknownJobError
-from flyball_server.jobs.loop_state import JobLoopState
+from flyball_server.jobs.loop_state import AnnouncedSlowdown, JobLoopState, RefusedRegistration
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.prometheus.job_families import MOST_STAGES, JobsCollector, job_families
@@ -158,6 +158,40 @@ def test_emulated_and_real_jobs_do_not_add_up(services: JobServices, clock: Cloc
     assert steps["other", "false", "plan"] == 4
     states = samples(told["flyball_jobs"], "emulated", "state")
     assert (states["true", "awaiting-profile"], states["false", "awaiting-profile"]) == (1, 1)
+
+
+def test_slow_refused_and_clockless_ranks_are_counted_while_they_are(
+    services: JobServices, clock: Clock
+) -> None:
+    def counts() -> dict[str, float]:
+        told = metrics(jobs)
+        names = ("stragglers", "registrations_refused", "ranks_without_clocks")
+        return {name: samples(told[f"flyball_{name}"], "training_job")[("job",)] for name in names}
+
+    put_job(services, "job")
+    jobs = reading(services, clock)
+    none = dict.fromkeys(("stragglers", "registrations_refused", "ranks_without_clocks"), 0.0)
+    assert counts() == none
+    now_s = MOMENT.timestamp()
+    slowed = AnnouncedSlowdown(rank=1, slowdown=1.2, from_unix_s=now_s, until_unix_s=now_s + 100)
+    refused = RefusedRegistration(rank=1, host="b", problem="another start", at_unix_s=now_s)
+    with services.store.writing("job") as writer:
+        state = writer.find_loop_state("job")
+        writer.save_loop_state(state.evolve(stragglers=(slowed,), refused=refused))
+        writer.save_ranks(
+            [
+                rank_record(rank, last_seen_at=MOMENT, no_clocks=reason)
+                for rank, reason in ((0, None), (1, "not permitted"))
+            ]
+        )
+    assert counts() == {
+        "stragglers": 1,
+        "registrations_refused": 1,
+        "ranks_without_clocks": 1,
+    }
+    # The announcement ends, the refusal is long ago, the rank is silent.
+    clock.now_s = 3700.0
+    assert counts() == none
 
 
 def test_a_job_keeps_its_label_and_its_ranks_are_present_while_they_are_heard_of(

@@ -70,7 +70,6 @@ def test_a_job_moves_only_where_the_table_lets_it() -> None:
         (JobState.EXPIRED, JobState.EXPIRED),
         (JobState.EXPIRED, JobState.ENDED),
         (JobState.AWAITING_PROFILE, JobState.AWAITING_PROFILE),
-        (JobState.PLANNED, JobState.AWAITING_PROFILE),
         # Profiling begins where there is no profile, and once.
         (JobState.PROFILING, JobState.AWAITING_PROFILE),
         (JobState.PROFILING, JobState.PROFILING),

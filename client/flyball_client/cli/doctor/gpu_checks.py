@@ -118,6 +118,7 @@ def _check_gpu(
         **of_vendor.parts(),
         "control": partial(_check_control, of_vendor=of_vendor, environ=environ),
         "energy": _check_energy,
+        "conditions": _check_conditions,
         "clock": partial(_check_clock, of_vendor=of_vendor, records=records),
     }
     with closing(gpu):
@@ -158,6 +159,21 @@ def _check_energy(gpu: GpuDevice, name: str) -> CheckResult:
         "update the driver; without the counter nothing can be measured, and plans need measured"
         " profiles",
     )
+
+
+def _check_conditions(gpu: GpuDevice, name: str) -> CheckResult:
+    """Compare the enforced power limit with its default."""
+    conditions = gpu.conditions()
+    if conditions is None:
+        return ok(name, "this GPU reports no limits or settings")
+    if conditions.is_limited:
+        return warning(
+            name,
+            conditions.text,
+            "the power limit is below its default: profile under the same one; plans from a"
+            " profile under another are not run",
+        )
+    return ok(name, conditions.text)
 
 
 def _check_clock(

@@ -22,6 +22,7 @@ from flyball_client.gpu.emulated.execution import (
     points_by_clock,
     profiled_clocks_mhz,
 )
+from flyball_profiles.gpu_conditions import GpuConditions
 from flyball_profiles.stage_profile import EnergyScope, StageProfile
 
 DEFAULT_PHYSICS = EmulatedGpuSettings()
@@ -126,6 +127,7 @@ class EmulatedGpu:
         check("blocking_power_w", blocking_power_w, may_be_zero=True)
         self._stage = stage
         self._energy_scope = profile.energy_scope
+        self._conditions = profile.conditions[stage] if profile.conditions else None
         chunks = profile.by_chunk(num_chunks)
         self._clocks_mhz = profiled_clocks_mhz(chunks, stage)
         self._points = points_by_clock(chunks, stage, self._clocks_mhz)
@@ -279,6 +281,11 @@ class EmulatedGpu:
         """Return what the profile's energies count; None: not recorded."""
         self._check_open()
         return self._energy_scope
+
+    def conditions(self) -> GpuConditions | None:
+        """Return the conditions that the profile was measured under; None: not recorded."""
+        self._check_open()
+        return self._conditions
 
     def close(self) -> None:
         """Restore the clock; time, energy and overruns can still be read."""

@@ -12,6 +12,7 @@ from flyball_client.gpu._base import (
     GpuNotSupportedError,
     SmClockRange,
 )
+from flyball_client.gpu.nvml.conditions import read_conditions
 from flyball_client.gpu.nvml.facts import (
     call_nvml,
     event_reasons,
@@ -19,6 +20,7 @@ from flyball_client.gpu.nvml.facts import (
     module_power_code,
     pynvml,
 )
+from flyball_profiles.gpu_conditions import GpuConditions
 from flyball_profiles.stage_profile import EnergyScope
 
 _MJ_PER_J = 1000.0
@@ -164,6 +166,12 @@ class NvmlGpu:
         if code == pynvml.NVML_SUCCESS:
             return EnergyScope.MODULE
         return EnergyScope.GPU if code == pynvml.NVML_ERROR_NOT_SUPPORTED else None
+
+    def conditions(self) -> GpuConditions | None:
+        """Return limits and settings; None: none can be read."""
+        self._check_open()
+        found = read_conditions(self.handle, self.uuid)
+        return found if str(found) else None
 
     def close(self) -> None:
         """Restore a clock that was locked here, and end NVML for this object."""

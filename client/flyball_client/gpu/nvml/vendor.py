@@ -17,6 +17,7 @@ from flyball_client.gpu._base import (
     GpuPermissionError,
 )
 from flyball_client.gpu.nvml import facts
+from flyball_client.gpu.nvml.conditions import read_conditions
 from flyball_client.gpu.nvml.device import NvmlGpu, name_of, sm_clocks_of
 from flyball_client.gpu.nvml.facts import nvml_session
 from flyball_client.gpu.vendor import ClockSettings, GpuChecks, ListedGpu, VisibleGpus
@@ -70,7 +71,13 @@ class NvidiaVendor:
             clocks_mhz = sm_clocks_of(handle, uuid)
         except GpuNotSupportedError:
             clocks_mhz = ()
-        return ListedGpu(index=index, name=name_of(handle), uuid=uuid, sm_clocks_mhz=clocks_mhz)
+        return ListedGpu(
+            index=index,
+            name=name_of(handle),
+            uuid=uuid,
+            sm_clocks_mhz=clocks_mhz,
+            conditions=read_conditions(handle, uuid),
+        )
 
     @nvml_session()
     def visible(self, environ: Mapping[str, str]) -> VisibleGpus:

@@ -17,9 +17,10 @@ from flyball_server.jobs.registry import inspection
 from flyball_server.jobs.versions.plan_versions import version_of
 from flyball_server.views import frontier
 from flyball_server.views.history import known_summaries, plan_summaries
+from flyball_server.views.job_power import get_power
 from flyball_wire import messages, routes
 from flyball_wire.messages import PlanVersion
-from flyball_wire.read_models import JobFrontier, PlanSummary, PlanTimeline
+from flyball_wire.read_models import JobFrontier, JobPower, PlanSummary, PlanTimeline
 
 ROUTER = call_router("plans")
 
@@ -80,6 +81,21 @@ async def get_history(state: State, job_id: JobId) -> Response:
         found = await to_thread.run_sync(plan_summaries, *asked, limiter=state.history_threads)
     history = await run_in_threadpool(rendered, tuple[PlanSummary, ...], found)
     return Response(history, media_type=JSON)
+
+
+@ROUTER.get(
+    routes.POWER,
+    summary="Get the planned power of a job's GPUs",
+    response_description="Planned power and enforced limit of each rank's GPU.",
+)
+def get_job_power(state: State, job_id: JobId) -> JobPower:
+    """Return planned watts by rank, as a tool needs them that divides a power budget.
+
+    They are averages over an iteration, predicted from the profile. To give the job a budget, set
+    its target: `PUT /api/v1/jobs/{job_id}/target` with `power:` and W, or `power:limit` where the
+    tool sets the GPUs' power limits.
+    """
+    return get_power(state.services, job_id)
 
 
 @ROUTER.get(

@@ -158,8 +158,9 @@ def rank_step(
 ) -> RankStep | None:
     """Return the ratio of a rank's step to its profile; None: the step deviated from the plan.
 
-    None also if an emulated GPU could not reproduce its profile in the step, and where the step's
-    work was announced in lengths whose times are not known yet.
+    None also if an emulated GPU could not reproduce its profile in the step, where the step's work
+    was announced in lengths whose times are not known yet, and if the clock was below the one that
+    was set and neither power nor heat explains it: that says nothing of the GPU.
 
     Args:
         record: totals of the step.
@@ -168,6 +169,8 @@ def rank_step(
         work: how much longer work makes them.
     """
     if record.plan_version is None or record.num_unplanned or record.num_overruns:
+        return None
+    if record.num_clock_misses > record.num_power_capped + record.num_thermally_capped:
         return None
     if detail.work is None:
         by_kind = _times_of_kinds(detail, times_s)

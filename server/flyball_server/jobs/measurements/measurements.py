@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from flyball_profiles.gpu_conditions import GpuConditions
 from flyball_server.jobs.bounds import check_text
 from flyball_server.jobs.errors import InvalidFieldError, JobsError, OtherStartError, UnknownError
 from flyball_server.jobs.measurements.pruning import merge_instructions, without_pruned
@@ -43,6 +44,7 @@ class RankPost:
         start_id: start of the job that the post belongs to; None: not reported.
         plan_ids: by step, the identity of its plan; not reported for others.
         no_clocks: reason why the rank sets no clocks, by the newest of the steps; None: it does.
+        conditions: conditions of its GPU; None: not read in these steps.
     """
 
     rank: int
@@ -51,6 +53,7 @@ class RankPost:
     start_id: str | None = None
     plan_ids: Mapping[int, str] = field(default_factory=dict[int, str])
     no_clocks: str | None = None
+    conditions: GpuConditions | None = None
 
     def __post_init__(self) -> None:
         check_text("no_clocks", self.no_clocks or "")
@@ -93,6 +96,7 @@ def _store_together(
     steps: dict[tuple[int, int], StepRecord] = {}
     details: dict[tuple[int, int], StepDetail] = {}
     no_clocks: dict[int, str | None] = {}
+    conditions: dict[int, GpuConditions] = {}
     stored: list[int | JobsError] = []
     with services.store.writing(job_id) as writer:
         ranks = RankBatch(writer, job_id, (post.rank for post in posts))
@@ -113,6 +117,8 @@ def _store_together(
             steps |= newest
             if newest:
                 no_clocks[post.rank] = post.no_clocks
+                if post.conditions is not None:
+                    conditions[post.rank] = post.conditions
             unknown = {step.step for step in known if step.unknown_version is not None}
             details |= {
                 (post.rank, detail.step): detail
@@ -123,8 +129,11 @@ def _store_together(
         if steps:
             _save_steps(services, writer, ranks, steps, details)
         writer.note_clocks(job_id, no_clocks)
+        is_changed = writer.note_conditions(job_id, conditions)
         job = ranks.job
-        is_reconciled = job is not None and services.is_reconciled_after_posts(writer, job)
+        is_reconciled = job is not None and (
+            is_changed or services.is_reconciled_after_posts(writer, job)
+        )
         next_post_s = SHORTEST_PERIOD_S if job is None else _next_post_s(writer, job)
     if is_reconciled:
         services.enqueue_reconcile(job_id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from flyball_server.jobs.conditions.reconciler import ConditionsReconciler
 from flyball_server.jobs.findings.comparisons import ComparisonReconciler
 from flyball_server.jobs.findings.delays import DelayReconciler
 from flyball_server.jobs.findings.placement import PlacementReconciler
@@ -22,6 +23,7 @@ def all_reconcilers() -> tuple[Reconciler, ...]:
     slots = PlanningSlots()
     return (
         ExpiryReconciler(),
+        ConditionsReconciler(),
         PlacementReconciler(),
         ProbeReconciler(slots),
         StragglerReconciler(),

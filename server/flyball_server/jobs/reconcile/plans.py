@@ -36,6 +36,7 @@ from flyball_server.planning.stragglers.slowed_pipelines import SlowedRequest, m
 from flyball_wire.closed_loop import MissedTarget
 from flyball_wire.plan_options import Effort
 from flyball_wire.plans.plan import Plan
+from flyball_wire.targets import LIMIT_TARGET
 
 _LOG = logging.getLogger(__name__)
 
@@ -297,7 +298,8 @@ class _Planning:
         """Return the target if the plan is for the nearest one; None: it meets its target."""
         asked = self.target.inputs.target or self.snapshot.job.spec.target
         met = {asked} if self.target.plan is None else {asked, self.target.plan.options.target}
-        return None if plan.target in met else MissedTarget(target=asked, nearest=plan.target)
+        is_met = plan.target in met or asked == LIMIT_TARGET
+        return None if is_met else MissedTarget(target=asked, nearest=plan.target)
 
 
 def _is_better(refined: Plan, first: Plan) -> bool:

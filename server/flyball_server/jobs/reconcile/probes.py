@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from flyball_pipeline.errors import PipelineError
 from flyball_profiles.gpu_windows import GpuTableError
+from flyball_server.jobs.conditions.changes import with_conditions
 from flyball_server.jobs.errors import InvalidFieldError, JobsError
 from flyball_server.jobs.job_state import UNPROFILED, JobInput
 from flyball_server.jobs.probing import ProbingRecord, probe_plans, read_probing
@@ -141,8 +142,9 @@ def _finish(services: JobServices, job: JobRecord, move: Finished) -> None:
         now = _still_unprofiled(writer, job)
         if now is None:
             return
-        scope = common_scope(writer.list_ranks(job.job_id))
-        writer.save_profile(job.job_id, replace(move.profile, energy_scope=scope))
+        ranks = writer.list_ranks(job.job_id)
+        profile = replace(move.profile, energy_scope=common_scope(ranks))
+        writer.save_profile(job.job_id, with_conditions(profile, ranks))
         writer.save_loop_state(writer.find_loop_state(job.job_id).evolve(profiling=move.result))
         writer.save_job(now.with_change(JobInput.PROFILE))
     services.enqueue_reconcile(job.job_id)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from flyball_profiles.stage_profile import StageProfile
+from flyball_server.jobs.conditions.changes import ProfiledConditions, changed_conditions
 from flyball_server.jobs.errors import InvalidFieldError
 from flyball_server.jobs.findings.noting import note_findings
 from flyball_server.jobs.job_state import JobInput
-from flyball_server.jobs.loop_state import WorkModel
 from flyball_server.jobs.registry.inspection import JobSummary, require_job, summarise
 from flyball_server.jobs.registry.spec_checks import check_spec
 from flyball_server.jobs.services import JobServices
+from flyball_server.jobs.store.sql.job_writer import JobWriter
 from flyball_wire.plan_options import TargetChange
 
 
@@ -34,15 +35,23 @@ def put_profile(services: JobServices, job_id: str, profile: StageProfile) -> Jo
         if writer.find_profile(job_id) != profile:
             writer.save_profile(job_id, profile)
             # They were measured against the profile before.
-            found = writer.find_loop_state(job_id)
-            work = None if found.work is None else WorkModel()
-            writer.save_loop_state(found.evolve(detected=(), drifts=(), work=work))
+            writer.save_loop_state(writer.find_loop_state(job_id).without_measured())
+            _compare_conditions(services, writer, job_id, profile)
             job = job.with_change(JobInput.PROFILE)
             writer.save_job(job)
         summary = summarise(writer, job)
     note_findings(services, job_id, lambda _, findings: findings.with_lost_due())
     services.enqueue_reconcile(job_id)
     return summary
+
+
+def _compare_conditions(
+    services: JobServices, writer: JobWriter, job_id: str, profile: StageProfile
+) -> None:
+    """Note whether the profile holds for the job's ranks, before it is planned from."""
+    profiled, ranks = ProfiledConditions.of(profile), writer.list_ranks(job_id)
+    changed = changed_conditions(profiled, ranks, services.now().timestamp())
+    writer.save_loop_state(writer.find_loop_state(job_id).evolve(changed=changed))
 
 
 def change_target(services: JobServices, job_id: str, change: TargetChange) -> JobSummary:

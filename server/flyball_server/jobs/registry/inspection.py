@@ -5,12 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from flyball_profiles.stage_profile import EnergyScope, StageProfile
+from flyball_server.jobs.conditions.changes import (
+    ProfiledConditions,
+    condition_notes,
+    limit_note,
+)
 from flyball_server.jobs.errors import (
     MissingProfileError,
     UnknownJobError,
     UnknownPlanError,
     UnknownRankError,
 )
+from flyball_server.jobs.job_state import OVER
 from flyball_server.jobs.lifecycle.job_life import job_notes
 from flyball_server.jobs.loop_state import JobLoopState
 from flyball_server.jobs.records import JobRecord, PlanRecord, RankRecord
@@ -32,6 +38,7 @@ class JobSummary:
         versions: all its versions, rising.
         planning: facts that decide what it should run, its findings among them.
         profile_scope: what the energies of its profile count; None: not known.
+        profiled: conditions that its profile was measured under; None: not known.
     """
 
     job: JobRecord
@@ -41,11 +48,17 @@ class JobSummary:
     planning: PlanningSnapshot
     versions: tuple[PlanVersion, ...] = ()
     profile_scope: EnergyScope | None = None
+    profiled: ProfiledConditions | None = None
 
     @property
     def findings(self) -> JobLoopState:
         """Findings about the job."""
         return self.planning.findings
+
+    @property
+    def target(self) -> str:
+        """Target of its newest plan, or its own."""
+        return self.findings.planned_inputs.target or self.job.spec.target
 
 
 def get_job(services: JobServices, job_id: str) -> JobSummary:
@@ -139,6 +152,7 @@ def summarise(reader: JobReader, job: JobRecord) -> JobSummary:
         planning=read_planning(reader, job),
         versions=versions,
         profile_scope=reader.profile_scope(job.job_id),
+        profiled=reader.profiled_conditions(job.job_id),
     )
 
 
@@ -160,7 +174,23 @@ def notes(services: JobServices, summary: JobSummary) -> tuple[str, ...]:
         now=services.now(),
         times=services.life,
     )
-    return (*of_plan, *of_job, *scope_notes(summary.ranks, summary.profile_scope))
+    return (*of_plan, *of_job, *gpu_notes(summary))
+
+
+def gpu_notes(summary: JobSummary) -> list[str]:
+    """Return a line for each thing about the job's GPUs that is not as profiled."""
+    if summary.job.state in OVER:
+        return scope_notes(summary.ranks, summary.profile_scope)
+    return [
+        *limit_note(summary.ranks, summary.target),
+        *condition_notes(
+            summary.profiled,
+            summary.ranks,
+            target=summary.target,
+            is_profiled_online=summary.job.spec.is_profiled_online,
+        ),
+        *scope_notes(summary.ranks, summary.profile_scope),
+    ]
 
 
 def shape_notes(summary: JobSummary) -> tuple[str, ...]:

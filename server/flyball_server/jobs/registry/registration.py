@@ -73,6 +73,7 @@ def new_run(services: JobServices, writer: JobWriter, job: JobRecord, wanted: Jo
         wanted: the same with the specification and the launch of the new run.
     """
     profile = writer.find_profile(job.job_id)
+    earlier = writer.kept_profiles(job.job_id)[::-1]
     timetable = writer.find_loop_state(job.job_id).timetable
     kept_as = _keep(writer, job)
     begun = JobRecord(
@@ -88,7 +89,9 @@ def new_run(services: JobServices, writer: JobWriter, job: JobRecord, wanted: Jo
     if timetable is not None:
         writer.save_loop_state(JobLoopState(job_id=job.job_id, timetable=timetable))
     if profile is not None and profile.num_stages == begun.spec.num_stages:
-        writer.save_profile(job.job_id, profile)
+        for one in (*earlier, profile):  # the last is the one that counts
+            if one.num_stages == profile.num_stages:
+                writer.save_profile(job.job_id, one)
         writer.save_job(begun.with_change(JobInput.PROFILE))
     _LOG.info("job %s: a new run begins; the one before is kept as %s", job.job_id, kept_as)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Protocol
 
 from flyball_server.jobs.store.sql.job_reader import JobReader
@@ -11,6 +12,16 @@ from flyball_server.jobs.store.sql.job_writer import JobWriter
 
 # Subject of `writing` for changes of tokens: no job has this name.
 TOKENS = "/tokens"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreSpace:
+    """Space that a store takes, and space that is left for it."""
+
+    #: Size of the database, bytes.
+    size_bytes: int
+    #: Free space on the database's disk, bytes; None: on another machine, not known here.
+    free_bytes: int | None
 
 
 class JobStore(Protocol):
@@ -64,6 +75,14 @@ class JobStore(Protocol):
 
         Raises:
             StoreError: it, or a larger one, could not be stored.
+        """
+        ...
+
+    def space(self) -> StoreSpace:
+        """Return the size of the database and the space left for it.
+
+        Raises:
+            StoreError: it cannot be read.
         """
         ...
 

@@ -12,12 +12,14 @@ from typing import Any
 from flyball_profiles.clock_transitions import ClockTransitions
 from flyball_profiles.gpu_windows import MEASURE_BLOCKING_POWER, GpuTableError, GpuWindow
 from flyball_profiles.stage_profile import StageProfile
+from flyball_server.jobs.conditions.changes import keeps_plan
 from flyball_server.jobs.errors import InvalidFieldError
 from flyball_server.jobs.loop_state import JobLoopState, MeasuredDelays, PlanningInputs, WorkModel
 from flyball_server.planning.planner import PlanRequest
 from flyball_server.planning.request_options import (
     DEFAULT_RECONFIGURE_GRANULARITY_MHZ,
     clock_transitions,
+    limit_target,
     with_known_transitions,
 )
 from flyball_server.planning.stragglers.slowed_pipelines import SlowedRequest
@@ -30,7 +32,7 @@ from flyball_wire.plan_options import (
     plan_options,
 )
 from flyball_wire.plans.plan import Slowdown
-from flyball_wire.targets import parse_target
+from flyball_wire.targets import LIMIT_TARGET, parse_target
 
 GpuTable = Callable[[str], GpuWindow]
 
@@ -60,6 +62,8 @@ class PlanToSolve:
     options: PlanOptions
     reconfigure_granularity_mhz: int
     num_microbatches: int
+    #: Power limit of a GPU by stage, W, for target `power:limit`; empty: not all are known.
+    power_limits_w: tuple[float, ...] = ()
     #: Measured median delay of a change to a higher and to a lower clock, s; None: not certain.
     changes_s: tuple[float | None, float | None] = (None, None)
     #: Digest of the profile.
@@ -81,8 +85,11 @@ class PlanToSolve:
         Of the GPU table the name counts: planners may differ in its figures, during an upgrade say,
         and would replace each other's plans.
         """
-        target, order = parse_target(self.asked.target), self.asked.order
-        asked = replace(self.asked, target=f"{target.kind}:{target.value!r}", order=None)
+        target, order = self.asked.target, self.asked.order
+        if target != LIMIT_TARGET:
+            parsed = parse_target(target)
+            target = f"{parsed.kind}:{parsed.value!r}"
+        asked = replace(self.asked, target=target, order=None)
         counted = replace(self, asked=asked, options=asked, reconfigure_granularity_mhz=0)
         return digest_of([counted, _digest_of_order(order)])
 
@@ -105,10 +112,14 @@ class PlanToSolve:
         """
         if self.jitter and needs_jitter(self.options, profile):
             profile = _with_jitter(profile, self.jitter)
+        options = self.options
+        if options.target == LIMIT_TARGET:
+            target = limit_target((profile,), self.power_limits_w) or DEFAULT_TARGET
+            options = replace(options, target=target)
         request = PlanRequest(
             profile=profile,
             num_microbatches=self.num_microbatches,
-            options=self.options,
+            options=options,
             reconfigure_granularity_mhz=self.reconfigure_granularity_mhz,
         )
         return SlowedRequest(
@@ -152,8 +163,9 @@ def plan_to_solve(
         reconfigure=Reconfigure.DEFAULT if is_measured else spec.reconfiguration,
         target=inputs.target or spec.target,
     )
-    if delays is not None and delays.work and inputs.step_work is None:
-        asked = _for_differing_steps(asked)
+    is_other_work = delays is not None and delays.work and inputs.step_work is None
+    if inputs.changed is not None or is_other_work:
+        asked = _at_highest_clocks(asked)
     options = with_measured_delays(
         replace(asked, transitions=known.transitions),
         spec.num_stages,
@@ -173,6 +185,7 @@ def plan_to_solve(
             granularity_mhz if window is None else window.reconfigure_granularity_mhz
         ),
         num_microbatches=spec.num_microbatches,
+        power_limits_w=findings.power_limits_w if asked.target == LIMIT_TARGET else (),
         changes_s=(
             (None, None)
             if delays is None or has_given_transitions(spec)
@@ -193,19 +206,21 @@ def is_raised_by_waits(spec: JobSpec, inputs: PlanningInputs) -> bool:
     """Return whether measured waits decide which clocks are raised.
 
     This is false while ranks are slower than their profile: then pipelines differ, and the model,
-    which includes their slowdown factors, decides.
+    which includes their slowdown factors, decides. It is false too where the profile does not hold.
     """
     slowdowns = [slowed.slowdown for slowed in inputs.rank_slowdowns]
     slowdowns += [slowed.slowdown for slowed in inputs.stage_slowdowns]
-    return spec.adaptation == Adaptation.RECONFIGURE and all(each == 1 for each in slowdowns)
+    is_as_profiled = inputs.changed is None and all(each == 1 for each in slowdowns)
+    return spec.adaptation == Adaptation.RECONFIGURE and is_as_profiled
 
 
-def _for_differing_steps(options: PlanOptions) -> PlanOptions:
+def _at_highest_clocks(options: PlanOptions) -> PlanOptions:
     """Return the options with the highest clocks, where the target promises a time.
 
-    No reserve keeps one plan from making steps longer whose work differs (decision 48).
+    No reserve keeps one plan from making steps longer whose work differs (decision 48), and a
+    profile says nothing about other conditions (decision 51).
     """
-    if parse_target(options.target).kind in {"least-energy", "power"}:
+    if keeps_plan(options.target):
         return options
     return replace(
         options,

@@ -11,9 +11,10 @@ requested ahead of the planned end of the previous instruction:
 No iteration then takes longer than if clocks changed at once, whatever each delay is between the
 5th and the 95th percentile, if each higher clock has enough computation at one clock before it
 (`EarlyRequestBatch.num_unbounded` counts those that have not), and a lower clock of its stage makes
-an instruction longer, by no more than MAX_TIME_RATIO; docs/theory.md has the proof. In a measured
-profile some lower clocks seem faster, by noise or a power limit. There `EarlyRequestBatch.latest_s`
-bounds the iteration, which may become longer by no more than MAX_LONGER.
+an instruction longer, by no more than MAX_TIME_RATIO; docs/derivations.md has the proof. In a
+measured profile some lower clocks seem faster, by noise or a power limit. There
+`EarlyRequestBatch.latest_s` bounds the iteration, which may become longer by no more than
+MAX_LONGER.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Least energy of a recorded step at its deadline, by linear programming.
 
 Each instruction's cost net of waiting is the lower convex hull of its points over their times, as
-in docs/theory.md, "The linear program"; here each has its own factor.
+in docs/derivations.md, "The linear program"; here each has its own factor.
 """
 
 # highspy has no types: what it returns is unknown to a type checker.

@@ -13,6 +13,7 @@ from sqlalchemy import ARRAY, Engine, Table, bindparam, func, select
 from sqlalchemy.dialects.postgresql import insert
 
 from flyball_server.jobs.errors import StoreBusyError, StoreClosedError
+from flyball_server.jobs.store.contract import StoreSpace
 from flyball_server.jobs.store.postgres.postgres_engine import (
     BUSY_TIMEOUT_S,
     PostgresAddress,
@@ -239,6 +240,12 @@ class PostgresJobStore:
         key = lock_key("check", "")
         with postgres_writing(self._opened(), self._address, key=key) as connection:
             rewrite_version(connection)
+
+    def space(self) -> StoreSpace:
+        """Return the size of the database; its disk is PostgreSQL's to watch."""
+        with postgres_reading(self._opened(), self._address) as connection:
+            size = select(func.pg_database_size(func.current_database()))
+            return StoreSpace(size_bytes=connection.scalars(size).one(), free_bytes=None)
 
     def lock(self, name: str, *, waits: bool = True) -> AbstractContextManager[bool]:
         """Hold the lock of this name until the block ends; yield true if it is held."""

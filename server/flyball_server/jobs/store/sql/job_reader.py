@@ -23,6 +23,7 @@ from sqlalchemy import (
 )
 
 from flyball_profiles.stage_profile import EnergyScope, StageProfile
+from flyball_server.jobs.conditions.changes import ProfiledConditions
 from flyball_server.jobs.loop_state import JobLoopState
 from flyball_server.jobs.measurements.step_fold import StepFold
 from flyball_server.jobs.moments import StageMoments
@@ -49,6 +50,7 @@ from flyball_server.jobs.store.sql.sql_rows import (
     moments_of,
     plan_of,
     profile_from_text,
+    profiled_conditions_of,
     pruned_versions,
     record_of,
 )
@@ -58,6 +60,7 @@ from flyball_server.jobs.store.sql.sql_tables import (
     FOLD_PARTS,
     FOLDS,
     JOBS,
+    KEPT_PROFILES,
     LOOP_STATES,
     MOMENTS,
     PLANS,
@@ -153,6 +156,18 @@ class JobReader:
         query = select(PROFILES.c.energy_scope).where(self._of(PROFILES, job_id))
         scope = self._connection.execute(query).scalar_one_or_none()
         return None if scope is None else EnergyScope(scope)
+
+    def profiled_conditions(self, job_id: str) -> ProfiledConditions | None:
+        """Return the conditions that the job's profile was measured under; None: not recorded."""
+        query = select(PROFILES.c.conditions).where(self._of(PROFILES, job_id))
+        text = self._connection.execute(query).scalar_one_or_none()
+        return None if text is None else profiled_conditions_of(text)
+
+    def kept_profiles(self, job_id: str) -> tuple[StageProfile, ...]:
+        """Return the newest profile of the job measured under each conditions, newest first."""
+        query = select(KEPT_PROFILES.c.document).where(self._of(KEPT_PROFILES, job_id))
+        rows = self._connection.execute(query.order_by(KEPT_PROFILES.c.number.desc()))
+        return tuple(profile_from_text(row.document) for row in rows)
 
     def has_profile(self, job_id: str) -> bool:
         """Return whether the job has a profile; quickly found out, however large it is."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 import secrets
 import time
@@ -14,6 +15,7 @@ from typing import Any
 from sqlalchemy import Connection, Table, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 
+from flyball_profiles.gpu_conditions import GpuConditions
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.jobs.errors import UnknownJobError
 from flyball_server.jobs.loop_state import JobLoopState
@@ -44,6 +46,7 @@ from flyball_server.jobs.store.sql.sql_rows import (
     plan_values,
     profile_digest,
     profile_document,
+    profiled_conditions_text,
     values_of,
     versions_value,
 )
@@ -51,6 +54,7 @@ from flyball_server.jobs.store.sql.sql_tables import (
     FOLD_PARTS,
     FOLDS,
     JOBS,
+    KEPT_PROFILES,
     LOOP_STATES,
     MOMENTS,
     PLANS,
@@ -67,6 +71,8 @@ from flyball_server.jobs.store.sql.sql_tables import (
 AnyInsert = sqlite.Insert | postgresql.Insert
 Insert = Callable[[Table], AnyInsert]
 
+# Limit of a job's profiles that were measured under different conditions; the newest are kept.
+MAX_KEPT_PROFILES = 16
 # Length of a job's key in bytes, made at random so that planners that share a database need not
 # coordinate.
 _KEY_BYTES = 8
@@ -105,15 +111,31 @@ class JobWriter(JobReader):
         self._upsert(RANKS, [self._of_job(values_of(rank)) for rank in ranks])
 
     def save_profile(self, job_id: str, profile: StageProfile) -> None:
-        """Store this profile, replacing any older one."""
-        document = json.dumps(profile_document(profile))
+        """Store this profile, replacing any older one; keep it for its conditions, if recorded."""
+        document, under = json.dumps(profile_document(profile)), profiled_conditions_text(profile)
         values = {
             "job_id": job_id,
             "document": document,
             "energy_scope": profile.energy_scope,
+            "conditions": under,
             "digest": profile_digest(profile),
         }
         self._upsert(PROFILES, [self._of_job(values)])
+        if under is not None:
+            self._keep_profile(job_id, str(profile.conditions), document)
+
+    def _keep_profile(self, job_id: str, conditions: str, document: str) -> None:
+        """Keep the job's newest profile of these conditions, of MAX_KEPT_PROFILES at most."""
+        of_job = self._of(KEPT_PROFILES, job_id)
+        newest = select(func.max(KEPT_PROFILES.c.number)).where(of_job)
+        number = (self._connection.execute(newest).scalar() or 0) + 1
+        digest = hashlib.sha256(conditions.encode()).hexdigest()
+        kept = {"job_id": job_id, "digest": digest, "number": number, "document": document}
+        self._upsert(KEPT_PROFILES, [self._of_job(kept)])
+        numbers = select(KEPT_PROFILES.c.number).where(of_job)
+        oldest = numbers.order_by(KEPT_PROFILES.c.number.desc()).limit(MAX_KEPT_PROFILES)
+        is_old = KEPT_PROFILES.c.number.not_in(oldest.scalar_subquery())
+        self._connection.execute(KEPT_PROFILES.delete().where(of_job, is_old))
 
     def delete_profile(self, job_id: str) -> None:
         """Delete the job's profile; nothing if it has none."""
@@ -236,6 +258,20 @@ class JobWriter(JobReader):
             for some in some_at_a_time(ranks):
                 known = RANKS.update().where(self._of(RANKS, job_id), RANKS.c.rank.in_(some))
                 self._connection.execute(known.where(is_news).values(no_clocks=reason))
+
+    def note_conditions(self, job_id: str, conditions: Mapping[int, GpuConditions]) -> bool:
+        """Store by rank of a job the conditions of its GPU; return whether any are news."""
+        num_changed = 0
+        for found in set(conditions.values()):
+            ranks = [rank for rank, one in conditions.items() if one == found]
+            is_news = RANKS.c.conditions.is_distinct_from(str(found))
+            for some in some_at_a_time(ranks):
+                known = RANKS.update().where(self._of(RANKS, job_id), RANKS.c.rank.in_(some))
+                changed = self._connection.execute(
+                    known.where(is_news).values(conditions=str(found))
+                )
+                num_changed += changed.rowcount
+        return num_changed > 0
 
     def rename_job(self, job_id: str, new_job_id: str) -> None:
         """Rename a job and everything that belongs to it; ValueError if the name is taken."""

@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from sqlalchemy import Row
 
 from flyball_pipeline.instruction import InstructionKind
+from flyball_profiles.gpu_conditions import GpuConditions
 from flyball_profiles.stage_profile import EnergyScope, OperatingPoint, StageProfile
+from flyball_server.jobs.conditions.changes import ProfiledConditions
 from flyball_server.jobs.job_state import JobInput
 from flyball_server.jobs.loop_state import JobLoopState
 from flyball_server.jobs.measurements.step_fold import StepFold, VersionFold
@@ -42,9 +44,11 @@ def profile_document(profile: StageProfile) -> dict[str, Any]:
     chunks = [profile_document(chunk) for chunk in profile.chunks]
     scope = profile.energy_scope
     of_scope = {} if scope is None else {"energy_scope": scope.value}
+    under = [None if one is None else str(one) for one in profile.conditions]
     return (
         ({"chunks": chunks} if chunks else {})
         | of_scope
+        | ({"conditions": under} if under else {})
         | {
             "num_ranks_per_stage": list(profile.num_ranks_per_stage),
             "points": [
@@ -81,6 +85,23 @@ def _digested(profile: StageProfile) -> bytes:
     return digest.digest()
 
 
+def profiled_conditions_text(profile: StageProfile) -> str | None:
+    """Return the conditions of a profile as JSON; None: none are recorded."""
+    profiled = ProfiledConditions.of(profile)
+    if profiled is None:
+        return None
+    under = [None if one is None else str(one) for one in profiled.of_stages]
+    return json.dumps({"of_stages": under, "power_w": profiled.power_w})
+
+
+@functools.lru_cache(maxsize=256)
+def profiled_conditions_of(text: str) -> ProfiledConditions:
+    """Return the conditions of a text written by `profiled_conditions_text`."""
+    document = json.loads(text)
+    of_stages = tuple(map(_optional(conditions_of), document["of_stages"]))
+    return ProfiledConditions(of_stages=of_stages, power_w=tuple(document["power_w"]))
+
+
 # Each version's ranks request their job's profile, and one of 64 stages takes 0.3 s to read.
 @functools.lru_cache(maxsize=8)
 def profile_from_text(text: str) -> StageProfile:
@@ -101,11 +122,18 @@ def profile_from_document(document: dict[str, Any]) -> StageProfile:
         num_ranks_per_stage=tuple(document["num_ranks_per_stage"]),
         chunks=tuple(profile_from_document(chunk) for chunk in document.get("chunks", ())),
         energy_scope=_optional(EnergyScope)(document.get("energy_scope")),
+        conditions=tuple(map(_optional(conditions_of), document.get("conditions", ()))),
     )
 
 
 def _optional(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return lambda value: None if value is None else read(value)
+
+
+@functools.lru_cache(maxsize=256)
+def conditions_of(text: str) -> GpuConditions:
+    """Return the conditions of a text; cached, since thousands of ranks share them."""
+    return GpuConditions.parse(text)
 
 
 @functools.lru_cache(maxsize=256)
@@ -129,6 +157,7 @@ _READ: dict[str, Callable[[Any], Any]] = {
     "last_seen_at": _optional(datetime.fromisoformat),
     "sm_clocks_mhz": _optional(_clocks_of),
     "energy_scope": _optional(EnergyScope),
+    "conditions": _optional(conditions_of),
     "state": JobState,
     "changed_input": JobInput,
     "registered": _spec_of,
@@ -247,7 +276,7 @@ def values_of(record: Record) -> dict[str, Any]:
 def _column_value(value: object) -> object:
     if isinstance(value, datetime):
         return value.isoformat()
-    if isinstance(value, StrEnum):
+    if isinstance(value, StrEnum | GpuConditions):
         return str(value)
     if isinstance(value, JobSpec):
         return json.dumps(asdict(value))

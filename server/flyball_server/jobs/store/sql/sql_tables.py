@@ -159,6 +159,18 @@ PROFILES = Table(
     Column("document", Text, nullable=False),
     Column("energy_scope", String(16)),
     Column("digest", String(64), nullable=False),
+    Column("conditions", Text),
+)
+
+# Newest profile of the job measured under each conditions, which it may come back to.
+KEPT_PROFILES = Table(
+    "kept_profiles",
+    METADATA,
+    Column("job_id", String(128), ForeignKey("jobs.job_id"), primary_key=True),
+    # Of the conditions.
+    Column("digest", String(64), primary_key=True),
+    Column("number", BigInteger, nullable=False),
+    Column("document", Text, nullable=False),
 )
 
 RANKS = Table(
@@ -184,6 +196,7 @@ RANKS = Table(
     Column("start", Text),
     Column("no_clocks", Text),
     Column("energy_scope", String(16)),
+    Column("conditions", Text),
 )
 
 PLANS = Table(
@@ -345,5 +358,6 @@ TABLES_OF_JOBS = (
     PLANS,
     RANKS,
     PROFILES,
+    KEPT_PROFILES,
     JOBS,
 )

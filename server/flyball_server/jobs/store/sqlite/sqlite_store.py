@@ -10,7 +10,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Generator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 from sqlalchemy import Connection, Engine, create_engine, event
@@ -28,6 +28,7 @@ from flyball_server.jobs.errors import (
     StoreInUseError,
     StoreUnavailableError,
 )
+from flyball_server.jobs.store.contract import StoreSpace
 from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.jobs.store.sql.job_writer import JobWriter
 from flyball_server.jobs.store.sql.sql_forgetting import Forgetting
@@ -356,6 +357,19 @@ class SqliteJobStore:
             finally:
                 self._writers.release()
         check_room(self._file)
+
+    def space(self) -> StoreSpace:
+        """Return the size of the file with its write-ahead log, and the room on its disk."""
+        self._opened()
+        real = self._file.resolve()
+        try:
+            size_bytes = real.stat().st_size
+            with suppress(FileNotFoundError):  # SQLite removes it as the last connection closes
+                size_bytes += real.with_name(f"{real.name}-wal").stat().st_size
+            disk = os.statvfs(real.parent)
+        except OSError as error:
+            raise store_error(error, self._file) from error
+        return StoreSpace(size_bytes=size_bytes, free_bytes=disk.f_bavail * disk.f_frsize)
 
     @contextmanager
     def lock(self, name: str, *, waits: bool = True) -> Generator[bool]:

@@ -1,0 +1,396 @@
+"""Loader that reads one step ahead, so that the step's work is known while the one before runs."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import logging
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from numbers import Integral, Real
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar, cast
+
+import torch
+
+from flyball_client.session.rank_session import RankSession
+from flyball_integrations.shared.attachment import Overrides
+from flyball_integrations.shared.device_hooks import DeviceHooks
+
+_logger = logging.getLogger(__name__)
+
+B = TypeVar("B")
+# Of loaders that accelerate has prepared, which read one batch ahead themselves.
+_IS_LAST = "end_of_dataloader"
+BatchLengths = float | Sequence[float]
+"""Lengths of a batch's sequences, or as a float its time over that in the profile."""
+
+
+MicrobatchLengths = Sequence[BatchLengths]
+"""Of each microbatch of a batch."""
+
+
+class StepAnnouncer(Protocol):
+    """Receiver of the work of steps, of one rank."""
+
+    @property
+    def next_step(self) -> int:
+        """Number of the step that begins next."""
+        ...
+
+    def announce(self, work: Sequence[Any], step: int) -> None:
+        """Announce a step by the lengths of each of its batches; it raises nothing."""
+        ...
+
+
+class PipelineAnnouncer:
+    """Announcer of a pipeline's steps, by microbatch.
+
+    Args:
+        session: session of the rank.
+        hooks: of the rank, by whose launches steps are counted.
+    """
+
+    def __init__(self, session: RankSession, hooks: DeviceHooks) -> None:
+        self._session = session
+        self._hooks = hooks
+
+    @property
+    def next_step(self) -> int:
+        """Number of the step that is launched next."""
+        return self._hooks.next_step
+
+    def announce(self, work: Sequence[BatchLengths], step: int) -> None:
+        """Announce a step whose batches are its microbatches."""
+        self._session.announce_step(work, step=step)
+
+
+class WholeBatchAnnouncer(PipelineAnnouncer):
+    """Announcer of steps of one batch, which the pipeline splits into its microbatches."""
+
+    def announce(self, work: Sequence[MicrobatchLengths], step: int) -> None:  # type: ignore[override]
+        """Announce a step of one batch, with the lengths of each microbatch."""
+        super().announce(work[0], step)
+
+
+def split_lengths(given: object, num_microbatches: int) -> MicrobatchLengths:
+    """Return the lengths of each microbatch of a batch.
+
+    Args:
+        given: as `read_lengths` takes it, for the sequences of the whole batch, which is split as
+            `torch.tensor_split` does; or a list of it with an entry for each microbatch.
+        num_microbatches: that the batch is split into.
+
+    Raises:
+        ValueError, TypeError: as `read_lengths`; or the list has another number of entries.
+    """
+    if isinstance(given, list | tuple) and any(not isinstance(each, Real) for each in given):
+        if len(given) != num_microbatches:
+            raise ValueError(f"{len(given)} entries for {num_microbatches} microbatches")
+        return [read_lengths(each) for each in given]
+    lengths = read_lengths(given)
+    if isinstance(lengths, float):
+        return [lengths] * num_microbatches
+    size, more = divmod(len(lengths), num_microbatches)
+    ends = [size * number + min(number, more) for number in range(num_microbatches + 1)]
+    return [lengths[first:end] for first, end in itertools.pairwise(ends)]
+
+
+def read_lengths(given: object) -> BatchLengths:
+    """Return lengths as numbers.
+
+    Args:
+        given: list or CPU tensor of lengths; a whole number: the only sequence's; a float: a
+            factor.
+
+    Raises:
+        ValueError: it is a tensor on a GPU, which would have to be waited for.
+        TypeError: it is none of these.
+    """
+    if isinstance(given, torch.Tensor):
+        if given.device.type != "cpu":
+            raise ValueError(f"lengths must be on the host, not on {given.device}")
+        given = given.tolist()
+    if isinstance(given, Integral):
+        return [float(given)]
+    if isinstance(given, float):
+        return given
+    return [float(each) for each in cast("Iterable[float]", given)]
+
+
+class StepLoader(Generic[B]):
+    """Items of a loader, read one step ahead and announced.
+
+    Items and their order are the loader's. `state_dict`, the loader's own too, is that before what
+    was read ahead. A pass reads nothing of the next one. All other attributes are the loader's.
+
+    Args:
+        loader: of batches.
+        lengths: returns a batch's lengths, as the announcer takes them.
+        find_announcer: returns the announcer; None: none yet, and nothing is read ahead.
+        num_batches: number of batches in a step; None: one.
+        gives_lists: True: with `num_batches`, those of a step come as a list.
+    """
+
+    def __init__(
+        self,
+        loader: Iterable[B],
+        *,
+        lengths: Callable[[B], Any],
+        find_announcer: Callable[[], StepAnnouncer | None],
+        num_batches: int | None = None,
+        gives_lists: bool = True,
+    ) -> None:
+        if num_batches is not None and num_batches < 1:
+            raise ValueError(f"accumulate must be at least 1, not {num_batches}")
+        self._loader = loader
+        self._lengths = lengths
+        self._find_announcer = find_announcer
+        self._num_batches = num_batches or 1
+        self._gives_lists = gives_lists and num_batches is not None
+        self._position = _Position(loader)
+        self._is_broken = False
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - the loader's
+        if name.startswith("__") or name == "_loader":  # as a copy looks for them
+            raise AttributeError(name)
+        return getattr(self._loader, name)
+
+    def __len__(self) -> int:
+        size = len(cast("Sequence[B]", self._loader))
+        return math.ceil(size / self._num_batches) if self._gives_lists else size
+
+    def __iter__(self) -> Iterator[Any]:
+        self._position.release()
+        batches = iter(self._loader)
+        ahead = self._read(batches)
+        announced: int | None = None
+        while ahead:
+            now, failed = ahead, None
+            announcer = self._find_announcer()
+            looks_ahead = announcer is not None and self._position.hold()
+            if announcer is not None and looks_ahead:
+                step = announcer.next_step
+                if step != announced:
+                    self._announce(announcer, now, step)
+                try:
+                    ahead = self._read(batches) if not now[-1].is_last else []
+                except Exception as error:  # of the next step, and raised there
+                    failed = error
+                announced = step + 1
+                if ahead and failed is None:
+                    self._announce(announcer, ahead, announced)
+            yield from self._given(now)
+            if failed is not None:
+                self._position.release()
+                raise failed
+            if not looks_ahead or now[-1].is_last:
+                ahead, announced = self._read(batches), None
+        self._position.release()
+
+    def _read(self, batches: Iterator[B]) -> list[_Read[B]]:
+        found: list[_Read[B]] = []
+        for batch in islice(batches, self._num_batches):
+            found.append(_Read(batch, bool(getattr(self._loader, _IS_LAST, False))))
+            if found[-1].is_last:
+                break
+        return found
+
+    def _given(self, now: Sequence[_Read[B]]) -> Iterator[Any]:
+        """Yield what a step is given, with accelerate's loader where it would be."""
+        given: Iterable[B] = [each.batch for each in now]
+        if hasattr(self._loader, _IS_LAST):
+            setattr(self._loader, _IS_LAST, now[0].is_last)
+            given = _Batches(self._loader, now)
+        if self._gives_lists:
+            yield given
+        else:
+            yield from given
+
+    def _announce(self, announcer: StepAnnouncer, batches: Sequence[_Read[B]], step: int) -> None:
+        if self._is_broken:
+            return
+        try:
+            work = [self._lengths(each.batch) for each in batches]
+        except Exception as error:
+            self._is_broken = True
+            _logger.warning("steps are no longer announced: lengths: %s", error)
+            return
+        announcer.announce(work, step)
+
+
+class _Read(NamedTuple, Generic[B]):
+    """Batch that was read."""
+
+    batch: B
+    #: Whether accelerate's loader knows that it is the last one.
+    is_last: bool
+
+
+class _Batches(list[Any]):
+    """Batches of a step; each tells accelerate's loader whether it is the last one.
+
+    `Accelerator.accumulate` ends a step there.
+    """
+
+    def __init__(self, loader: object, read: Sequence[_Read[Any]]) -> None:
+        super().__init__(each.batch for each in read)
+        self._loader = loader
+        self._read = read
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch, is_last in self._read:
+            setattr(self._loader, _IS_LAST, is_last)
+            yield batch
+
+
+class _Position:
+    """Position of a loader as it was before a step was read ahead."""
+
+    def __init__(self, loader: object) -> None:
+        self._loader = loader
+        self._is_stateful = callable(getattr(loader, "state_dict", None))
+        self._overrides = Overrides()
+        self._state: object = None
+        self._iterator: object = None
+        self.captured: object = None
+        self._can_be_held = True
+
+    def hold(self) -> bool:
+        """Keep the position as it is now; return whether that was possible."""
+        if not self.capture():
+            return False
+        self.show(self.captured)
+        return True
+
+    def capture(self) -> bool:
+        """Copy the position as it is now to `captured`; return whether that was possible."""
+        loader: Any = self._loader
+        if not self._can_be_held:
+            return False
+        if not self._is_stateful:
+            return True
+        self.release()
+        try:
+            # What it returns may be what it goes on to change.
+            self.captured = copy.deepcopy(loader.state_dict())
+            self._iterator = vars(loader).get("_iterator")
+        except AttributeError:  # accelerate's, around one without a position
+            self._is_stateful = False
+        except Exception as error:
+            self._can_be_held = False
+            _logger.warning("steps are not announced: state_dict of the loader: %s", error)
+        return self._can_be_held
+
+    def show(self, state: object) -> None:
+        """Let the loader have a position that was captured."""
+        loader: Any = self._loader
+        self._overrides.remove()
+        self._state = state
+        if self._is_stateful:
+            self._overrides.set(loader, "state_dict", self._state_dict)
+            if callable(getattr(loader, "load_state_dict", None)):
+                self._overrides.set(loader, "load_state_dict", self._load_state_dict)
+
+    def release(self) -> None:
+        """Let the loader have its own position."""
+        self._overrides.remove()
+        self._state = None
+
+    def _state_dict(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - the loader's
+        loader: Any = self._loader
+        # torch's loaders: another iterator, and so another pass that was begun without this class.
+        if vars(loader).get("_iterator") is self._iterator:
+            return copy.deepcopy(self._state)
+        self.release()
+        return loader.state_dict(*args, **kwargs)
+
+    def _load_state_dict(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as above
+        self.release()
+        return cast("Any", self._loader).load_state_dict(*args, **kwargs)
+
+
+class MicrobatchReader(Generic[B]):
+    """Microbatches of a loader, those of the next step read and announced as a step begins.
+
+    An iterator for frameworks that read a step's microbatches one by one, within the step. The
+    loader's `state_dict` is that before what was read ahead.
+
+    Args:
+        loader: of microbatches, of all steps.
+        lengths: returns a microbatch's lengths, as `read_lengths` takes them.
+        announcer: of the rank's steps.
+        num_microbatches: returns the number of microbatches of a step.
+    """
+
+    def __init__(
+        self,
+        loader: Iterable[B],
+        *,
+        lengths: Callable[[B], Any],
+        announcer: StepAnnouncer,
+        num_microbatches: Callable[[], int],
+    ) -> None:
+        # Megatron's have no `__iter__`.
+        is_iterator = hasattr(loader, "__next__")
+        self._batches = cast("Iterator[B]", loader) if is_iterator else iter(loader)
+        self._lengths = lengths
+        self._announcer = announcer
+        self._num_microbatches = num_microbatches
+        self._position = _Position(loader)
+        # Each with the loader's position before it.
+        self._ahead: deque[tuple[object, B]] = deque()
+        self._next_step: int | None = None
+        self._failed: Exception | None = None
+        self._is_broken = False
+
+    def __iter__(self) -> Iterator[B]:
+        return self
+
+    def __next__(self) -> B:
+        step = self._announcer.next_step
+        if step != self._next_step:
+            self._next_step = step
+            self._read_ahead(step)
+        if self._ahead:
+            _, batch = self._ahead.popleft()
+            self._show_position()
+            return batch
+        failed, self._failed = self._failed, None
+        if failed is not None:
+            raise failed
+        return next(self._batches)
+
+    def _read_ahead(self, step: int) -> None:
+        """Read what is left of this step, and the next one's, whose number is given."""
+        number = self._num_microbatches()
+        if self._read_to(2 * number) and not self._is_broken:
+            try:
+                work = [
+                    read_lengths(self._lengths(batch)) for _, batch in list(self._ahead)[number:]
+                ]
+            except Exception as error:
+                self._is_broken = True
+                _logger.warning("steps are no longer announced: lengths: %s", error)
+            else:
+                self._announcer.announce(work, step)
+
+    def _read_to(self, number: int) -> bool:
+        """Read until so many are ahead; return whether there are."""
+        while len(self._ahead) < number and self._failed is None and self._position.capture():
+            try:
+                self._ahead.append((self._position.captured, next(self._batches)))
+            except StopIteration:
+                break
+            except Exception as error:  # of the microbatch, and raised there
+                self._failed = error
+        self._show_position()
+        return len(self._ahead) == number
+
+    def _show_position(self) -> None:
+        """Let the loader be where it was before the first microbatch that is not taken."""
+        if self._ahead:
+            self._position.show(self._ahead[0][0])
+        else:
+            self._position.release()

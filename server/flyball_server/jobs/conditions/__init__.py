@@ -1,0 +1,1 @@
+"""Conditions that a job's GPUs run under, against those that its profile was measured under."""

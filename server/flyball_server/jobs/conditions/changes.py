@@ -1,0 +1,202 @@
+"""Changes of the conditions of a job's GPUs since its profile was measured. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+
+from flyball_profiles.gpu_conditions import (
+    ConditionChange,
+    GpuConditions,
+    changes,
+    common_conditions,
+)
+from flyball_profiles.stage_profile import StageProfile
+from flyball_server.jobs.loop_state import ChangedConditions
+from flyball_server.jobs.records import RankRecord, ranks_text
+from flyball_wire.targets import LIMIT_TARGET, parse_target
+
+# A limit holds no work down whose mean power is at most this share of it.
+_UNLIMITED = 0.9
+# Lines of a job's notes about different changes.
+_MOST_LINES = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfiledConditions:
+    """Conditions that a profile was measured under.
+
+    Attributes:
+        of_stages: by stage; None: not recorded.
+        power_w: by stage, highest mean power of an instruction on a GPU of the stage, W.
+    """
+
+    of_stages: tuple[GpuConditions | None, ...]
+    power_w: tuple[float, ...]
+
+    @classmethod
+    def of(cls, profile: StageProfile) -> ProfiledConditions | None:
+        """Return those of a profile; None: none are recorded."""
+        if not profile.conditions:
+            return None
+        stages = range(profile.num_stages)
+        power_w = tuple(_highest_power_w(profile, stage) for stage in stages)
+        return cls(of_stages=profile.conditions, power_w=power_w)
+
+    def changes_of(self, stage: int, now: GpuConditions) -> tuple[ConditionChange, ...]:
+        """Return what differs on a GPU of a stage."""
+        before = self.of_stages[stage] if stage < len(self.of_stages) else None
+        return () if before is None else changes(before, now)
+
+    def is_of_work(self, stage: int, change: ConditionChange) -> bool:
+        """Return whether times, energies or the clocks that are reached may be others now.
+
+        A power limit far above what the stage draws, before and now, holds nothing down.
+        """
+        if change.name == "power_limit_w":
+            lower_w = min(float(change.before), float(change.now))
+            return self.power_w[stage] > _UNLIMITED * lower_w
+        return change.changes_work
+
+
+def _highest_power_w(profile: StageProfile, stage: int) -> float:
+    """Return the highest mean power of one GPU in an instruction of the stage, W."""
+    num_ranks = profile.num_ranks_per_stage[stage]
+    return max(
+        point.energy_j / max(num_ranks * point.time_s - point.rank_waiting_s, point.time_s)
+        for (of_stage, _), points in profile.points.items()
+        if of_stage == stage
+        for point in points
+    )
+
+
+def with_conditions(profile: StageProfile, ranks: Sequence[RankRecord]) -> StageProfile:
+    """Return a profile with what the conditions of each stage's ranks have in common."""
+    of_stages = [
+        common_conditions(rank.conditions for rank in ranks if rank.stage == stage)
+        for stage in range(profile.num_stages)
+    ]
+    return replace(profile, conditions=tuple(of_stages))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChangedRanks:
+    """Change of conditions and the ranks that have it.
+
+    Attributes:
+        text: what changed, such as `power limit 500 W (profiled: 700 W)`.
+        ranks: their numbers, rising.
+        is_of_work: true if the plan does not hold for them.
+    """
+
+    text: str
+    ranks: tuple[int, ...]
+    is_of_work: bool
+
+    def __str__(self) -> str:
+        return f"{ranks_text(self.ranks)}: {self.text}"
+
+
+def changed_ranks(
+    profiled: ProfiledConditions | None, ranks: Sequence[RankRecord]
+) -> tuple[ChangedRanks, ...]:
+    """Return what has changed on the ranks in training, changes of work first."""
+    found: dict[tuple[bool, str], list[int]] = {}
+    for rank in ranks:
+        if profiled is None or rank.conditions is None or rank.has_left:
+            continue
+        for change in profiled.changes_of(rank.stage, rank.conditions):
+            key = (profiled.is_of_work(rank.stage, change), change.since("profiled"))
+            found.setdefault(key, []).append(rank.rank)
+    return tuple(
+        ChangedRanks(text=text, ranks=tuple(sorted(numbers)), is_of_work=is_of_work)
+        for (is_of_work, text), numbers in sorted(found.items(), key=lambda item: not item[0][0])
+    )
+
+
+def changed_conditions(
+    profiled: ProfiledConditions | None, ranks: Sequence[RankRecord], now_unix_s: float
+) -> ChangedConditions | None:
+    """Return what keeps a profile from holding for these ranks; None: it holds."""
+    changed = [str(one) for one in changed_ranks(profiled, ranks) if one.is_of_work]
+    if not changed:
+        return None
+    return ChangedConditions(text="; ".join(changed), since_unix_s=now_unix_s)
+
+
+def num_changed(profiled: ProfiledConditions | None, ranks: Sequence[RankRecord]) -> int:
+    """Return the number of ranks whose work has changed."""
+    changed = changed_ranks(profiled, ranks)
+    return len({rank for one in changed if one.is_of_work for rank in one.ranks})
+
+
+def condition_notes(
+    profiled: ProfiledConditions | None,
+    ranks: Sequence[RankRecord],
+    *,
+    target: str,
+    is_profiled_online: bool,
+) -> list[str]:
+    """Return a line for each change, a few at most, with what becomes of the plan.
+
+    Args:
+        profiled: conditions of the job's profile; None: not recorded.
+        ranks: ranks of the job.
+        target: current target of the job.
+        is_profiled_online: the job measures its profile itself.
+    """
+    changed = changed_ranks(profiled, ranks)
+    notes: list[str] = []
+    for one in changed[:_MOST_LINES]:
+        if one.is_of_work:
+            notes.append(f"{one}; {_consequence(target, is_profiled_online=is_profiled_online)}")
+        else:
+            notes.append(f"{one}; noted only, the plan is kept")
+    if len(changed) > _MOST_LINES:
+        notes.append(f"{len(changed) - _MOST_LINES} more conditions of GPUs are not the profile's")
+    return notes
+
+
+def stage_limits_w(ranks: Sequence[RankRecord], num_stages: int) -> tuple[float, ...]:
+    """Return the mean enforced power limit of the GPUs of each stage, W; empty: not all known."""
+    of_stages: list[list[float]] = [[] for _ in range(num_stages)]
+    for rank in ranks:
+        limit_w = None if rank.conditions is None else rank.conditions.power_limit_w
+        if limit_w is None or rank.stage >= num_stages:
+            return ()
+        of_stages[rank.stage].append(limit_w)
+    return tuple(map(fmean, of_stages)) if all(of_stages) else ()
+
+
+def limit_note(ranks: Sequence[RankRecord], target: str) -> list[str]:
+    """Return a line where the target is the sum of limits and some are not known."""
+    unknown = [
+        rank.rank
+        for rank in ranks
+        if not rank.has_left and (rank.conditions is None or rank.conditions.power_limit_w is None)
+    ]
+    if target != LIMIT_TARGET or not unknown:
+        return []
+    return [
+        f"target {LIMIT_TARGET}: the power limits of {ranks_text(unknown)} are not known; those of"
+        " the profile count, or none"
+    ]
+
+
+def keeps_plan(target: str) -> bool:
+    """Return whether the target is no time but a power or least energy.
+
+    The highest clocks would draw more than such a plan.
+    """
+    return parse_target(target).kind in {"least-energy", "power"}
+
+
+def _consequence(target: str, *, is_profiled_online: bool) -> str:
+    if keeps_plan(target):
+        kept = "the plan is kept for its power, and its time does not hold"
+    else:
+        kept = "the highest clocks are kept"
+    if is_profiled_online:
+        return f"{kept} until the job has been measured again"
+    return f"{kept} until that is restored, or a profile measured under it is sent"

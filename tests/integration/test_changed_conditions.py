@@ -1,0 +1,129 @@
+"""A rank on a false GPU whose power limit is lowered while it trains, and a real planner."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.false_nvml.fixtures import false_nvml, false_nvml_library, loaded_nvml
+from tests.false_nvml.library import FalseNvml
+from tests.governed_rank.processes import wait_until
+from tests.planner.live import LivePlanner, live_planner
+
+from flyball_client.api.planner_client import PlannerClient
+from flyball_client.gpu.nvml.device import NvmlGpu
+from flyball_client.helper.rank_agent import LinkTimes
+from flyball_client.session import conditions_watch
+from flyball_client.session.rank_session import RankSession
+from flyball_wire import routes
+
+__all__ = ["false_nvml", "false_nvml_library", "loaded_nvml"]
+
+pytestmark = pytest.mark.slow
+
+TIMES = LinkTimes(poll_wait_s=1.0, gather_s=0.05, first_retry_s=0.02, longest_retry_s=0.1)
+CLOCKS_MHZ = (1980, 1740, 1500, 1200)
+
+
+def profile_csv(conditions: str, *, factor: float = 1.0) -> str:
+    """One stage that draws 650 W at 1980 MHz, measured under these conditions."""
+    rows = [
+        f"0,{kind},{mhz},{time_s},{energy_j},{conditions}"
+        for kind, scale in (("forward", 0.1), ("backward", 0.2))
+        for mhz in CLOCKS_MHZ
+        for time_s in [factor * scale * (0.7 + 0.3 * 1980 / mhz)]
+        for energy_j in [time_s * (150 + 500 * (mhz / 1980) ** 2)]
+    ]
+    return "\n".join(["stage,instruction,frequency,time,energy,conditions", *rows, ""])
+
+
+@pytest.fixture
+def session_of(
+    loaded_nvml: FalseNvml, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[LivePlanner], RankSession]]:
+    """Makes the session of the only rank; it reads its GPU's conditions often."""
+    for name in [*os.environ]:
+        if name.startswith(("FLYBALL_", "TORCHELASTIC_", "SLURM_")):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("FLYBALL_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setattr(conditions_watch, "READ_PERIOD_S", 0.2)
+    gpu = NvmlGpu.open(uuid=loaded_nvml.uuid(0))
+    clients: list[PlannerClient] = []
+
+    def make(planner: LivePlanner) -> RankSession:
+        clients.append(PlannerClient(str(planner.http.base_url)))
+        return RankSession(gpu=gpu, job_id="job", rank=0, stage=0, planner=clients[0], times=TIMES)
+
+    yield make
+    for client in clients:
+        client.close()
+    gpu.close()
+
+
+def train_until(session: RankSession, is_so: Callable[[], bool], what: str) -> None:
+    """Train step after step until it is so."""
+
+    def after_a_step() -> bool:
+        session.on_step_begin()
+        for kind in ("forward", "backward"):
+            session.on_instruction_begin(kind, microbatch=0)
+            session.on_instruction_end(kind)
+        session.on_step_end()
+        return is_so()
+
+    wait_until(after_a_step, what)
+
+
+def num_changed(planner: LivePlanner) -> float:
+    """Return the metric of the job's ranks under other conditions."""
+    text = planner.http.get("/metrics").text
+    name = 'flyball_ranks_under_other_conditions{emulated="false",training_job="job"}'
+    (value,) = [line.split()[-1] for line in text.splitlines() if line.startswith(name)]
+    return float(value)
+
+
+def test_a_power_limit_lowered_in_mid_run_ends_the_plan_until_a_profile_for_it_is_sent(
+    loaded_nvml: FalseNvml, session_of: Callable[[LivePlanner], RankSession]
+) -> None:
+    path = routes.fill(routes.JOB, job_id="job")
+    with live_planner() as planner:
+        planner.put_job(
+            num_stages=1, num_microbatches=1, emulated=False, effort="low", target="slowdown:10%"
+        ).raise_for_status()
+        planner.put_profile(profile_csv("power_limit_w=700 driver=false-0")).raise_for_status()
+        session = session_of(planner)
+
+        def notes() -> list[str]:
+            return [line for line in planner.http.get(path).json()["notes"] if "profiled" in line]
+
+        def policy() -> str:
+            version = session.active_version
+            if version is None:
+                return ""
+            plan = planner.http.get(routes.fill(routes.PLAN, job_id="job", version=version))
+            return str(plan.json()["plan"]["policy"])
+
+        with session:
+            train_until(session, lambda: policy() == "frontier", "the plan is in force")
+            assert notes() == []
+            assert loaded_nvml.locked_mhz() < 1980
+            loaded_nvml.set_conditions(limit_w=500)
+            train_until(session, lambda: policy() == "baseline", "the highest clocks are kept")
+            assert notes() == [
+                "rank 0: power limit 500 W (profiled: 700 W); the highest clocks are kept until"
+                " that is restored, or a profile measured under it is sent"
+            ]
+            assert num_changed(planner) == 1.0
+            planner.put_profile(profile_csv("power_limit_w=500", factor=1.02)).raise_for_status()
+            train_until(session, lambda: policy() == "frontier", "planned from that profile")
+            assert notes() == []
+            assert num_changed(planner) == 0.0
+            loaded_nvml.set_conditions(limit_w=700)
+            version = session.active_version or 0
+            train_until(
+                session, lambda: (session.active_version or 0) > version, "the first profile's plan"
+            )
+            assert (policy(), notes()) == ("frontier", [])
+    assert loaded_nvml.range_mhz() == (0, 0)

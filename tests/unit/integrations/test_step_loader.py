@@ -1,0 +1,365 @@
+"""Loaders that are read one step ahead: batches, announcements, positions."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="needs the extra 'torch'")
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flyball_integrations.shared.step_loader import (
+    BatchLengths,
+    MicrobatchReader,
+    StepLoader,
+    read_lengths,
+    split_lengths,
+)
+
+
+class Announced:
+    """Announcer of a rank whose training calls `train`."""
+
+    def __init__(self) -> None:
+        self.next_step = 7
+        self.work: dict[int, list[BatchLengths]] = {}
+        #: Announcements before the step in which they came.
+        self.announced_in: list[tuple[int, int]] = []
+
+    def announce(self, work: Sequence[BatchLengths], step: int) -> None:
+        self.work[step] = list(work)
+        self.announced_in.append((step, self.next_step))
+
+    def train(self) -> None:
+        self.next_step += 1
+
+
+class Positioned:
+    """A loader of numbers from 0 whose state is an object that it goes on changing."""
+
+    def __init__(self, size: int, *, fails_at: int | None = None) -> None:
+        self.size = size
+        self.epoch = 0
+        self.fails_at = fails_at
+        self.state = {"next": 0, "epoch": 0}
+        self.read: list[tuple[int, int]] = []
+
+    def __iter__(self) -> Iterator[int]:
+        self.state["epoch"] = self.epoch
+        while self.state["next"] < self.size:
+            number = self.state["next"]
+            if number == self.fails_at:
+                raise OSError("this file is broken")
+            self.state["next"] += 1
+            self.read.append((self.epoch, number))
+            yield number
+        self.state["next"] = 0
+
+    def __len__(self) -> int:
+        return self.size
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def state_dict(self) -> dict[str, int]:
+        return self.state
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.state = dict(state)
+
+
+def looked_ahead(loader: Any, announced: Announced, **options: Any) -> StepLoader[Any]:  # noqa: ANN401
+    return StepLoader(
+        loader, lengths=lambda number: [number], find_announcer=lambda: announced, **options
+    )
+
+
+def test_each_step_is_announced_while_the_one_before_runs() -> None:
+    announced, items = Announced(), []
+    for item in looked_ahead(range(4), announced):
+        items.append(item)
+        announced.train()
+    assert items == [0, 1, 2, 3]
+    assert announced.work == {7 + number: [[number]] for number in range(4)}
+    # The first one as it begins, all others a step before.
+    assert announced.announced_in == [(7, 7), (8, 7), (9, 8), (10, 9)]
+
+
+def test_a_step_that_accumulates_has_all_its_batches() -> None:
+    announced, items = Announced(), []
+    loader = looked_ahead(range(5), announced, num_batches=2)
+    for item in loader:
+        items.append(item)
+        announced.train()
+    assert items == [[0, 1], [2, 3], [4]]
+    assert len(loader) == 3
+    assert announced.work == {7: [[0], [1]], 8: [[2], [3]], 9: [[4]]}
+    with pytest.raises(ValueError, match=r"^accumulate must be at least 1, not 0$"):
+        looked_ahead(range(5), announced, num_batches=0)
+
+
+def test_a_batch_that_is_not_trained_on_gives_its_step_to_the_next_one() -> None:
+    announced = Announced()
+    for item in looked_ahead(range(3), announced):
+        if item != 0:
+            announced.train()
+    assert announced.work == {7: [[1]], 8: [[2]]}
+
+
+@given(st.integers(1, 6), st.integers(0, 6), st.integers(1, 3))
+def test_a_saved_position_is_that_of_a_loader_that_reads_nothing_ahead(
+    size: int, num_steps: int, num_batches: int
+) -> None:
+    plain, stock = Positioned(size), []
+    batches = iter(plain)
+    while items := list(itertools.islice(batches, num_batches)):
+        # As a step has run, before the loader is asked again.
+        stock.append((items, copy.deepcopy(plain.state_dict())))
+    loader, announced, found = Positioned(size), Announced(), []
+    steps = looked_ahead(loader, announced, num_batches=num_batches)
+    for items in steps:
+        assert steps.state_dict() == loader.state_dict()
+        found.append((items, copy.deepcopy(loader.state_dict())))
+        announced.train()
+        if len(found) == num_steps:
+            break
+    expected = stock[: num_steps or None]
+    # A plain loader that is read to its end by an `islice` that is cut short is at its end.
+    assert [items for items, _ in found] == [items for items, _ in expected]
+    whole = [pair for pair in zip(found, expected, strict=True) if len(pair[0][0]) == num_batches]
+    assert all(own == other for own, other in whole)
+    if found and len(found) == num_steps and len(found[-1][0]) == num_batches:
+        # Also after a loop that was left, and by a checkpointer that resumes from it.
+        assert loader.state_dict() == found[-1][1]
+        resumed = Positioned(size)
+        looked_ahead(resumed, Announced()).load_state_dict(loader.state_dict())
+        left = [item for items, _ in stock[num_steps:] for item in items]
+        assert list(resumed) == left
+
+
+def test_no_epoch_begins_before_its_number_is_set() -> None:
+    loader, announced = Positioned(2), Announced()
+    steps = looked_ahead(loader, announced)
+    for epoch in range(2):
+        steps.set_epoch(epoch)
+        for _ in steps:
+            announced.train()
+    assert loader.read == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert loader.state_dict() is loader.state  # its own again
+
+
+def test_after_a_loop_that_was_left_another_pass_has_its_own_position() -> None:
+    loader, announced = Positioned(4), Announced()
+    for _ in looked_ahead(loader, announced):
+        break
+    assert loader.state_dict()["next"] == 1
+    loader.load_state_dict({"next": 0, "epoch": 0})
+    assert loader.state_dict() is loader.state
+    assert list(loader) == [0, 1, 2, 3]
+
+
+def test_an_iterator_of_torch_that_this_class_did_not_begin_has_its_own_position() -> None:
+    class OfTorch(Positioned):
+        _iterator: object = None
+
+        def __iter__(self) -> Iterator[int]:
+            self._iterator = super().__iter__()
+            return self._iterator
+
+    loader, announced = OfTorch(4), Announced()
+    for _ in looked_ahead(loader, announced):
+        break
+    assert loader.state_dict()["next"] == 1
+    next(iter(loader))
+    assert loader.state_dict()["next"] == 3
+
+
+def test_an_exception_of_the_loader_comes_in_its_own_step() -> None:
+    loader, announced, items = Positioned(4, fails_at=2), Announced(), []
+    with pytest.raises(OSError, match="this file is broken"):
+        for item in looked_ahead(loader, announced):
+            items.append(item)
+            announced.train()
+    assert items == [0, 1]
+    assert max(announced.work) == 8
+
+
+def test_nothing_is_read_ahead_where_nothing_is_announced() -> None:
+    loader, num_read = Positioned(3), []
+    for _ in StepLoader(loader, lengths=lambda number: [number], find_announcer=lambda: None):
+        num_read.append(len(loader.read))
+    assert num_read == [1, 2, 3]
+
+
+@pytest.mark.parametrize("is_frozen", [True, False])
+def test_a_loader_whose_position_cannot_be_kept_is_not_read_ahead(
+    is_frozen: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Frozen:
+        __slots__ = ()
+
+        def __iter__(self) -> Iterator[int]:
+            return iter(range(3))
+
+        def state_dict(self) -> dict[str, int]:
+            return {}
+
+    class Open(Frozen):
+        def state_dict(self) -> dict[str, int]:
+            raise RuntimeError("not while iterating")
+
+    announced = Announced()
+    assert list(looked_ahead(Frozen() if is_frozen else Open(), announced)) == [0, 1, 2]
+    assert announced.work == {}
+    (line,) = caplog.messages
+    assert line.startswith("steps are not announced: state_dict of the loader: ")
+
+
+def test_lengths_that_cannot_be_read_end_announcing_with_one_line(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    announced = Announced()
+    loader = StepLoader(
+        range(5),
+        lengths=lambda number: read_lengths([1] * 2 if number < 2 else None),
+        find_announcer=lambda: announced,
+    )
+    for _ in loader:
+        announced.train()
+    assert list(announced.work) == [7, 8]
+    assert [line.partition(": lengths")[0] for line in caplog.messages] == [
+        "steps are no longer announced"
+    ]
+
+
+def test_lengths_are_lists_tensors_of_the_host_or_one_number() -> None:
+    assert read_lengths([3, 4]) == read_lengths(torch.tensor([3, 4])) == [3.0, 4.0]
+    assert read_lengths(512) == read_lengths(torch.tensor(512)) == [512.0]
+    assert read_lengths(1.25) == 1.25
+    with pytest.raises(ValueError, match=r"^lengths must be on the host, not on meta$"):
+        read_lengths(torch.empty(2, device="meta"))
+
+
+def test_all_else_is_the_loaders() -> None:
+    loader = Positioned(3)
+    steps = looked_ahead(loader, Announced())
+    assert (steps.size, len(steps)) == (3, 3)
+    with pytest.raises(AttributeError):
+        _ = steps.sampler
+    assert copy.copy(steps).size == 3
+
+
+class Prepared:
+    """As a loader that accelerate has prepared: it knows the last batch before that is trained on.
+
+    `Accelerator.accumulate` ends a step there; behind it the loader is not active any more.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self.end_of_dataloader = False
+        self.is_active = False
+
+    def __iter__(self) -> Iterator[int]:
+        self.is_active, self.end_of_dataloader = True, False
+        for number in range(self._size):
+            self.end_of_dataloader = number + 1 == self._size
+            yield number
+        self.is_active = False
+
+    def state_dict(self) -> object:
+        raise AttributeError("the loader in it has none")
+
+
+@pytest.mark.parametrize("num_batches", [None, 1, 2, 3])
+def test_a_loader_that_accelerate_has_prepared_is_at_its_end_where_it_would_be(
+    num_batches: int | None,
+) -> None:
+    loader, announced, found = Prepared(5), Announced(), []
+    for item in looked_ahead(loader, announced, num_batches=num_batches):
+        for number in item if isinstance(item, list) else [item]:
+            found.append((number, loader.end_of_dataloader, loader.is_active))
+        announced.train()
+    assert found == [(number, number == 4, True) for number in range(5)]
+    assert not loader.is_active
+    assert len(announced.work) == -(-5 // (num_batches or 1))
+
+
+@given(
+    st.lists(st.integers(1, 3), min_size=1, max_size=5),  # microbatches of each step
+    st.integers(0, 12),
+)
+def test_microbatches_are_read_within_steps_and_those_of_the_next_one_announced(
+    numbers: list[int], size: int
+) -> None:
+    loader, announced, found, step = Positioned(size), Announced(), [], 0
+    reader: MicrobatchReader[int] = MicrobatchReader(
+        loader, lengths=int, announcer=announced, num_microbatches=lambda: numbers[step]
+    )
+    works = {}
+    for step, number in enumerate(numbers):  # noqa: B007 - read above
+        announced.train()  # as the step begins, the next one is the one after it
+        read = list(itertools.islice(reader, number))
+        works[announced.next_step - 1] = [[each] for each in read]
+        found += read
+        if len(read) < number:
+            break
+        assert loader.state_dict()["next"] % size == len(found) % size
+    assert found == list(range(size))[: len(found)]
+    assert len(found) == min(size, sum(numbers[: step + 1]))
+    # Of steps with as many microbatches as the one before.
+    for announced_step, work in announced.work.items():
+        assert (
+            works.get(announced_step, work)[: len(work)]
+            == work[: len(works.get(announced_step, work))]
+        )
+
+
+def test_an_exception_of_the_loader_comes_with_its_microbatch(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    announced = Announced()
+    reader: MicrobatchReader[int] = MicrobatchReader(
+        Positioned(8, fails_at=3),
+        lengths=lambda number: None,
+        announcer=announced,
+        num_microbatches=lambda: 1,
+    )
+    found = []
+    with pytest.raises(OSError, match="this file is broken"):
+        for number in reader:
+            found.append(number)
+            announced.train()
+    assert found == [0, 1, 2]
+    assert len(caplog.messages) == 1  # of lengths that are none
+
+
+def test_a_batch_is_split_as_torch_splits_it() -> None:
+    for size, num_microbatches in ((8, 4), (7, 3), (2, 4)):
+        lengths = [float(number) for number in range(size)]
+        parts = torch.tensor_split(torch.tensor(lengths), num_microbatches)
+        assert split_lengths(lengths, num_microbatches) == [part.tolist() for part in parts]
+    assert split_lengths([[3, 1], torch.tensor([2])], 2) == [[3.0, 1.0], [2.0]]
+    assert split_lengths([[3], 1.5], 2) == [[3.0], 1.5]
+    assert split_lengths(1.5, 2) == [1.5, 1.5]
+    with pytest.raises(ValueError, match=r"^1 entries for 2 microbatches$"):
+        split_lengths([[3, 1]], 2)
+
+
+def test_batches_of_a_step_may_come_one_by_one() -> None:
+    announced, found = Announced(), []
+    loader = looked_ahead(range(5), announced, num_batches=2, gives_lists=False)
+    assert len(loader) == 5
+    for number in loader:
+        found.append(number)
+        if number % 2 or number == 4:
+            announced.train()
+    assert found == [0, 1, 2, 3, 4]
+    assert announced.work == {7: [[0], [1]], 8: [[2], [3]], 9: [[4]]}
