@@ -19,13 +19,13 @@ from flyball_pipeline.work import WorkCoefficients, step_work
 from flyball_profiles.stage_profile import StageProfile
 from flyball_profiles.stage_profile_csv import parse_stage_profile
 from flyball_server.jobs.errors import UnrecordedRunsError
+from flyball_server.jobs.findings.delays import DelayReconciler
+from flyball_server.jobs.findings.work_drift import WorkDriftReconciler
 from flyball_server.jobs.loop_state import JobLoopState, PlanningInputs, WorkModel
 from flyball_server.jobs.measurements.announced_work import following, no_step_plans
 from flyball_server.jobs.measurements.step_reading import read_fold
 from flyball_server.jobs.measurements.timed_steps import MOST_TIMED_STEPS
-from flyball_server.jobs.reconcile.comparisons import ComparisonReconciler
-from flyball_server.jobs.reconcile.delays import DelayReconciler
-from flyball_server.jobs.reconcile.work_drift import WorkDriftReconciler
+from flyball_server.jobs.reconcile.plans import PlanReconciler
 from flyball_server.jobs.registry.inspection import get_job, get_plan, notes, require_job
 from flyball_server.jobs.savings.comparisons import start_comparison
 from flyball_server.jobs.savings.savings import savings_of
@@ -98,14 +98,20 @@ def loop_state(services: JobServices) -> JobLoopState:
 
 
 def work_of(services: JobServices) -> WorkModel | None:
-    return loop_state(services).inputs.work
+    return loop_state(services).work
+
+
+def reconciled(services: JobServices) -> None:
+    """Measure the newest steps, and plan for what they say."""
+    DelayReconciler()(services, "job")
+    PlanReconciler()(services, "job")
 
 
 def measured(working: WorkingRanks, num_steps: int = MOST_TIMED_STEPS + 1) -> int:
     """Run so many steps, have them measured, and take what is new; the version in force."""
     before = working.newest
     working.run(num_steps)
-    DelayReconciler()(working.services, "job")
+    reconciled(working.services)
     return working.take() if working.newest > before else before
 
 
@@ -145,7 +151,7 @@ def test_a_job_that_announces_is_not_held_at_the_highest_clocks(services: JobSer
     assert measured(working, 14) == 2
     working.announced = step_work
     working.run(1)
-    DelayReconciler()(services, "job")
+    reconciled(services)
     working.take()
     assert working.newest == 3
     part = working.parts[0].pipeline
@@ -336,6 +342,7 @@ def test_drifted_times_give_ranks_other_factors(services: JobServices) -> None:
         for _ in range(num_steps):
             working.run(1)
             drift(services, "job")
+            PlanReconciler()(services, "job")
 
     run(60)
     assert working.newest == version
@@ -375,7 +382,7 @@ def test_savings_are_those_at_equal_work(services: JobServices) -> None:
     measured(working)
     measured(working, 20)
     start_comparison(services, "job", 24)
-    ComparisonReconciler()(services, "job")
+    PlanReconciler()(services, "job")
     version = working.take()
     steps = working.run(100)
     found = savings(services, version)
@@ -409,7 +416,7 @@ def test_the_newest_steps_own_plan_is_shown(services: JobServices) -> None:
     figures = SharedReading(JobReading(services, max_labelled=5), clock=itertools.count().__next__)
     working.run(MOST_TIMED_STEPS + 1)
     assert figures.overview_of("job").own_plan is None
-    DelayReconciler()(services, "job")
+    reconciled(services)
     working.take()
     (step,) = working.run(30)[-1:]
     shown = figures.overview_of("job").own_plan

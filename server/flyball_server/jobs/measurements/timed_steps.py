@@ -14,11 +14,11 @@ from flyball_pipeline.errors import PipelineError
 from flyball_pipeline.schedule import Schedule
 from flyball_pipeline.work import StepWork
 from flyball_profiles.stage_profile import StageProfile
+from flyball_server.jobs.findings.step_ratios import clock_times
 from flyball_server.jobs.loop_state import MeasuredDelays, WorkModel
 from flyball_server.jobs.measurements.step_saving import step_plans_saving_percent
 from flyball_server.jobs.records import PlanRecord, RankRecord
 from flyball_server.jobs.store.sql.job_reader import JobReader
-from flyball_server.jobs.stragglers.step_ratios import clock_times
 from flyball_server.planning.documents.recorded_plan import models_of_plan
 from flyball_server.planning.model.array_dag import ArrayDag, FloatArray, array_dag
 from flyball_server.planning.policies.measured_reconfigure import (
