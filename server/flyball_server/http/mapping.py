@@ -119,8 +119,8 @@ def job_view(services: JobServices, summary: JobSummary) -> messages.JobView:
         problem=job.problem,
         created_at=job.created_at.isoformat(),
         notes=inspection.notes(services, summary),
-        missed=summary.loop_state.missed,
-        order_advice=summary.loop_state.order_advice,
+        missed=summary.findings.missed,
+        order_advice=summary.findings.order_advice,
         condition=summary_condition(services, summary),
     )
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from flyball_server.jobs.conditions.changes import num_changed
+from flyball_server.jobs.findings.announcements import slow_ranks
 from flyball_server.jobs.job_state import OVER
 from flyball_server.jobs.lifecycle.condition import condition_of
 from flyball_server.jobs.lifecycle.job_life import is_emulated, is_gone, last_sign, refused_text
@@ -25,7 +26,7 @@ from flyball_server.jobs.savings.comparisons import progress_of
 from flyball_server.jobs.savings.savings import JobSavings, savings_of
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.sql.job_reader import JobReader
-from flyball_server.jobs.stragglers.announcements import slow_ranks, slowdowns_at
+from flyball_server.jobs.wanted.wanted import slowdowns_at
 from flyball_server.views.own_plans import newest_own_plan
 from flyball_server.views.plan_facts import PlanFacts, plan_facts
 from flyball_server.views.planned_delays import planned_delays

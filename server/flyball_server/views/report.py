@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from flyball_server.jobs.findings.announcements import slow_ranks
 from flyball_server.jobs.lifecycle.job_life import is_emulated, no_clocks_notes
 from flyball_server.jobs.measurements.step_fold import StepFold
 from flyball_server.jobs.measurements.step_reading import predicted_iteration, read_fold
@@ -19,7 +20,6 @@ from flyball_server.jobs.savings.headline import headline_of
 from flyball_server.jobs.savings.savings import savings_of
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.sql.job_reader import JobReader
-from flyball_server.jobs.stragglers.announcements import slow_ranks
 from flyball_server.views.planned_delays import planned_delays
 from flyball_wire.closed_loop import JobReport, MeasuredSavings, VersionSavings
 from flyball_wire.read_models import PredictedIteration

@@ -13,7 +13,6 @@ from flyball_server.jobs.loop_state import (
     AnnouncedSlowdown,
     JobLoopState,
     MeasuredDelays,
-    PlanningInputs,
     RankSlowdown,
     RefusedRegistration,
 )
@@ -26,7 +25,7 @@ HERE = [rank_record(rank, last_seen_at=NOW) for rank in (0, 1)]
 SILENT = MOMENT + timedelta(minutes=30)
 PLANNED = job_record(state=JobState.PLANNED)
 NOTHING = JobLoopState(job_id="job")
-DIFFERING = PlanningInputs(delays=MeasuredDelays(version=1, num_steps=12, work=0.3))
+DIFFERING = MeasuredDelays(version=1, num_steps=12, work=0.3)
 TWO_SLOW = (
     RankSlowdown(rank=0, slowdown=1.1),
     RankSlowdown(rank=1, slowdown=1.25, reason=StragglerReason.THERMAL),
@@ -66,7 +65,7 @@ def found(
             "rank 1 sets no clocks: not permitted",
         ),
         (
-            NOTHING.evolve(detected=TWO_SLOW[:1], inputs=DIFFERING),
+            NOTHING.evolve(detected=TWO_SLOW[:1], delays=DIFFERING),
             HERE,
             "slow GPU",
             "rank 0 is 1.10 times as slow as profiled; no cause is known",
@@ -92,7 +91,7 @@ def test_what_nobody_has_to_act_on_has_no_line() -> None:
     """Somebody has announced the slow GPU, and steps that differ are the job's own."""
     announced = NOTHING.evolve(stragglers=(ANNOUNCED,))
     assert found(announced) == JobCondition(name=ConditionName.SLOW_GPU)
-    differing = NOTHING.evolve(inputs=DIFFERING)
+    differing = NOTHING.evolve(delays=DIFFERING)
     assert found(differing) == JobCondition(name=ConditionName.STEPS_DIFFER)
 
 

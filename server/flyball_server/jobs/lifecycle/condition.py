@@ -18,7 +18,7 @@ from flyball_server.jobs.loop_state import JobLoopState
 from flyball_server.jobs.records import JobRecord, RankRecord, ranks_text
 from flyball_server.jobs.registry.inspection import JobSummary
 from flyball_server.jobs.services import JobServices
-from flyball_server.jobs.stragglers.announcements import slowdowns_at
+from flyball_server.jobs.wanted.wanted import slowdowns_at
 from flyball_wire.closed_loop import StragglerReason
 from flyball_wire.messages import ConditionName, JobCondition
 
@@ -66,7 +66,7 @@ def condition_of(
 def summary_condition(services: JobServices, summary: JobSummary) -> JobCondition | None:
     """Return the condition of a job that was read."""
     return condition_of(
-        summary.job, summary.ranks, summary.loop_state, now=services.now(), times=services.life
+        summary.job, summary.ranks, summary.findings, now=services.now(), times=services.life
     )
 
 
@@ -92,7 +92,7 @@ def _slow(loop_state: JobLoopState, now: datetime) -> JobCondition | None:
 
 def _differing(loop_state: JobLoopState) -> JobCondition | None:
     """Return the condition of a job that keeps its highest clocks for its steps' differences."""
-    inputs = loop_state.inputs
+    inputs = loop_state.lasting
     if inputs.delays is None or not inputs.delays.work or inputs.step_work is not None:
         return None
     return JobCondition(name=ConditionName.STEPS_DIFFER)

@@ -23,6 +23,7 @@ from flyball_server.jobs.records import JobRecord, PlanRecord, RankRecord
 from flyball_server.jobs.savings.energy_scopes import scope_notes
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.sql.job_reader import JobReader
+from flyball_server.jobs.versions.planning import PlanningSnapshot, read_planning
 from flyball_wire.messages import PlanVersion
 from flyball_wire.online_profiling import ProfilingResult, ProfilingState, ProfilingStatus
 
@@ -35,7 +36,7 @@ class JobSummary:
         newest_version: newest plan version; None: no version yet.
         active_version: newest version with a first step; None: none yet.
         versions: all its versions, rising.
-        loop_state: state of its reconcile loop.
+        planning: facts that decide what it should run, its findings among them.
         profile_scope: what the energies of its profile count; None: not known.
         profiled: conditions that its profile was measured under; None: not known.
     """
@@ -44,15 +45,20 @@ class JobSummary:
     ranks: tuple[RankRecord, ...]
     newest_version: int | None
     active_version: int | None
-    loop_state: JobLoopState
+    planning: PlanningSnapshot
     versions: tuple[PlanVersion, ...] = ()
     profile_scope: EnergyScope | None = None
     profiled: ProfiledConditions | None = None
 
     @property
+    def findings(self) -> JobLoopState:
+        """Findings about the job."""
+        return self.planning.findings
+
+    @property
     def target(self) -> str:
-        """Current target."""
-        return self.loop_state.inputs.target or self.job.spec.target
+        """Target of its newest plan, or its own."""
+        return self.findings.planned_inputs.target or self.job.spec.target
 
 
 def get_job(services: JobServices, job_id: str) -> JobSummary:
@@ -143,7 +149,7 @@ def summarise(reader: JobReader, job: JobRecord) -> JobSummary:
         ranks=reader.list_ranks(job.job_id),
         newest_version=newest_version(versions),
         active_version=max(active, default=None),
-        loop_state=reader.find_loop_state(job.job_id),
+        planning=read_planning(reader, job),
         versions=versions,
         profile_scope=reader.profile_scope(job.job_id),
         profiled=reader.profiled_conditions(job.job_id),
@@ -152,15 +158,19 @@ def summarise(reader: JobReader, job: JobRecord) -> JobSummary:
 
 def notes(services: JobServices, summary: JobSummary) -> tuple[str, ...]:
     """Return a readable line for each pending condition or anomaly of the job."""
-    state = summary.loop_state
-    of_plan = [found.text for found in (state.missed, state.order_advice) if found is not None]
+    findings = summary.findings
+    work_note = findings.lasting.work_note
+    of_plan = [
+        found.text for found in (findings.missed, findings.order_advice) if found is not None
+    ]
     of_plan += shape_notes(summary)
-    of_plan += [] if state.inputs.work_note is None else [state.inputs.work_note]
+    of_plan += [] if work_note is None else [work_note]
     of_job = job_notes(
         summary.job,
         summary.ranks,
         summary.versions,
-        state.refused,
+        findings.refused,
+        is_being_planned=summary.planning.is_being_planned(services),
         now=services.now(),
         times=services.life,
     )
@@ -185,7 +195,7 @@ def gpu_notes(summary: JobSummary) -> list[str]:
 
 def shape_notes(summary: JobSummary) -> tuple[str, ...]:
     """Return a line where the steps have another number of microbatches than any plan in force."""
-    change = summary.loop_state.shape_change
+    change = summary.findings.shape_change
     if change is None or (summary.active_version or 0) > change.after_version:
         return ()
     return (f"{change}: no plan for that is in force yet, and no clock is set",)
