@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from statistics import median
 
 from benchmark_report import Report, at_most, run_benchmark, show_progress, table_of
+from flyball_server.jobs.findings.detector import SlowdownRules, Slowdowns, find_slowdowns
+from flyball_server.jobs.findings.step_ratios import KindTimes, RankStep
 from flyball_server.jobs.records import RankRecord
-from flyball_server.jobs.stragglers.detector import SlowdownRules, Slowdowns, find_slowdowns
-from flyball_server.jobs.stragglers.step_ratios import KindTimes, RankStep
 
 NUM_STEPS, PER_STEPS, SEED = 2_000, 10_000, 7
 NUM_RANKS = (4, 16, 64)

@@ -41,7 +41,7 @@ from flyball_server.jobs.measurements.timed_steps import (
     delays_of_steps,
     num_timed_steps,
 )
-from flyball_server.jobs.replanning.plan_request import with_measured_delays
+from flyball_server.jobs.wanted.request import with_measured_delays
 from flyball_server.planning.documents.recorded_plan import model_of_plan
 from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_wire.messages import InstructionReport
@@ -178,9 +178,11 @@ def emulated_plans() -> tuple[EmulatedPlan, ...]:
     highest = make_plan(request.with_options(policy=Policy.BASELINE)).plan
     highest_s, highest_j = emulated_means(profile, highest)
     without = make_plan(request).plan
-    options, profile_of_job = with_measured_delays(
-        request.options, profile, measured_on(profile, without), has_given_transitions=True
+    delays = measured_on(profile, without)
+    options = with_measured_delays(
+        request.options, profile.num_stages, delays, has_given_transitions=True
     )
+    profile_of_job = with_jitter(profile, delays.jitter)
     of_job = replace(request, profile=profile_of_job, options=options)
     stated = replace(request, profile=with_jitter(profile, EMULATED_JITTER))
     plans = []

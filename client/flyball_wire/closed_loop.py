@@ -180,10 +180,7 @@ class MissedTarget:
     @property
     def text(self) -> str:
         """Line for people."""
-        return (
-            f"target {self.target} can no longer be met; the job runs the nearest plan,"
-            f" {self.nearest}"
-        )
+        return f"target {self.target} cannot be met; the job runs the nearest plan, {self.nearest}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -438,7 +438,7 @@ class JobView:
         problem: reason why the newest planning failed; null: it did not fail.
         created_at: time of the job's registration, ISO 8601, UTC.
         notes: remarks for people on missing input and anything unusual.
-        missed: target that can no longer be met, and the target of the plan that runs instead;
+        missed: target that cannot be met, and the target of the plan that runs instead;
             null: the newest plan meets its target.
         order_advice: order that would save more, from the job's next start on; null: none found.
     """

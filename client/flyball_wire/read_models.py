@@ -232,7 +232,7 @@ class JobOverview:
         policy: policy of the active version, or of the newest while none is active; the requested
             one while there is no version, or one for profiling.
         target: target, by the same rule.
-        missed: target that can no longer be met, and the target of the plan that runs instead;
+        missed: target that cannot be met, and the target of the plan that runs instead;
             null: the newest plan meets its target.
         headline: saving in one line; null: nothing is measured and nothing predicted.
         saved_of_j: energy that the steps of `saved_j` would have taken at the highest clocks, J;

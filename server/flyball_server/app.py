@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,7 +45,6 @@ from flyball_server.jobs.auth.access import TokenGate
 from flyball_server.jobs.lifecycle.heartbeats import Heartbeats
 from flyball_server.jobs.reconcile import all_reconcilers
 from flyball_server.jobs.reconcile.loop import ReconcileLoop, Reconciler
-from flyball_server.jobs.replanning.plan_job import PlanCoalescer
 from flyball_server.jobs.services import JobServices, Planner
 from flyball_server.jobs.store.contract import JobStore
 from flyball_server.jobs.store.databases import make_job_store
@@ -246,7 +245,6 @@ def _planner_state(
         frontiers=FrontierMemory(),
         histories=histories,
         timelines=TimelineAnswers(),
-        plan_coalescer=PlanCoalescer(services),
         frontier_threads=_frontier_threads(settings),
         history_threads=CapacityLimiter(HISTORIES_AT_ONCE),
         gate=TokenGate(measured, operator_token=settings.token),
@@ -278,8 +276,10 @@ def _services(
         factors=settings.factors,
         executor=make_executor(settings.planning_processes, settings.planning_executor),
         planning_timeout_s=settings.planning_timeout_s,
-        gpu_window=partial(
-            load_gpu_window, folder=Path(settings.gpu_folder) if settings.gpu_folder else None
+        gpu_window=cache(
+            partial(
+                load_gpu_window, folder=Path(settings.gpu_folder) if settings.gpu_folder else None
+            )
         ),
         observe_solve=metrics.observe_solve,
     )

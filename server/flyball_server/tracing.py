@@ -16,8 +16,8 @@ from opentelemetry.trace import Span, SpanKind, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from flyball_server.jobs.reconcile.solve import OBSOLETE
 from flyball_server.jobs.records import JobRecord
-from flyball_server.jobs.replanning.solve import OBSOLETE
 from flyball_server.log_setup import log_fields
 from flyball_server.prometheus.process_metrics import METHODS
 from flyball_server.settings import SettingsError

@@ -170,7 +170,7 @@ def test_a_target_that_a_straggler_makes_unreachable_is_named(
     expect(dashboard.fact("Target")).to_have_text(nearest)
     expect(browser_page.locator("#panel-frontier form")).to_contain_text(nearest)
     notes = browser_page.get_by_role("list", name="Notes")
-    expect(notes).to_contain_text("target deadline:0.91 can no longer be met")
+    expect(notes).to_contain_text("target deadline:0.91 cannot be met")
     expect(dashboard.open().row("job")).to_contain_text(nearest)
 
 

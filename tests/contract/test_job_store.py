@@ -24,13 +24,14 @@ from flyball_server.jobs.errors import StoreClosedError
 from flyball_server.jobs.job_state import JobInput
 from flyball_server.jobs.loop_state import (
     AnnouncedSlowdown,
+    Attempt,
     Comparison,
     JobLoopState,
     PlanningInputs,
     RankSlowdown,
     WorkModel,
 )
-from flyball_server.jobs.records import StepDetail, StepTotals
+from flyball_server.jobs.records import NewestVersion, StepDetail, StepTotals
 from flyball_server.jobs.store.contract import JobStore
 from flyball_server.jobs.store.sql.job_writer import MAX_KEPT_PROFILES
 from flyball_server.planning.planner import PlanRequest, make_plan
@@ -63,7 +64,6 @@ class TestJobStore:
             problem="target: not met",
             changed_input=JobInput.TARGET,
             inputs_revision=3,
-            planned_revision=2,
         )
         with store.writing("job") as writer:
             writer.save_job(job)
@@ -202,8 +202,11 @@ class TestJobStore:
     ) -> None:
         newer = profile(forward_energy_j=0.1 + 0.2)
         with store_with_job.writing("job") as writer:
-            writer.save_profile("job", profile())
-            writer.save_profile("job", newer)
+            digests = [writer.profile_digest("job")]
+            for each in (profile(), newer):
+                writer.save_profile("job", each)
+                digests.append(writer.profile_digest("job"))
+            assert len(set(digests)) == 3
         with store_with_job.reading() as reader:
             assert reader.find_profile("job") == newer
             assert reader.has_profile("job")
@@ -222,7 +225,7 @@ class TestJobStore:
         plans = (
             plan_record(1, plan=probe, measurement_detail=MeasurementDetail.CLOCKS),
             plan_record(2, baseline_cycle=(False, True, True, False)),
-            plan_record(3, solve_s=0.1 * 3),
+            plan_record(3, solve_s=0.1 * 3, digest="1-abc", baseline_cycle=(False, True)),
         )
         with store_with_job.writing("job") as writer:
             for plan in plans:
@@ -235,6 +238,10 @@ class TestJobStore:
             assert reader.find_plan("job", 2) == plans[1]
             assert [entry.version for entry in reader.list_versions("job")] == [1, 2, 3]
             assert reader.list_versions("other") == ()
+            assert reader.newest_version("job") == NewestVersion(
+                version=3, first_step=None, baseline_cycle=(False, True), digest="1-abc"
+            )
+            assert reader.newest_version("other") is None
 
     def test_the_first_step_of_a_version_is_named_once(self, store_with_job: JobStore) -> None:
         with store_with_job.writing("job") as writer:
@@ -401,7 +408,7 @@ class TestJobStore:
             ),
             comparison=Comparison(num_pairs=5, version=2),
             profiling=ProfilingResult(state=ProfilingState.PROBING, blocking_power_w=(70.0, 1 / 3)),
-            inputs=PlanningInputs(
+            planned_inputs=PlanningInputs(
                 target="fastest",
                 rank_slowdowns=(RankSlowdown(rank=1, slowdown=2.0),),
                 work=WorkModel(
@@ -416,6 +423,10 @@ class TestJobStore:
                     problem="none",
                     num_before=2,
                 ),
+            ),
+            attempts=(
+                Attempt(digest="1-a", version=2),
+                Attempt(digest="1-b", field="planning", problem="lost", again_unix_s=0.1 + 0.2),
             ),
         )
         with store_with_job.writing("job") as writer:

@@ -144,7 +144,7 @@ def test_why_ranks_set_no_clocks_is_kept_until_they_do(store: JobStore) -> None:
 
 
 def test_whole_numbers_up_to_the_largest_are_asked_for_and_kept(store: JobStore) -> None:
-    job = job_record(inputs_revision=MAX_COUNT, planned_revision=MAX_COUNT)
+    job = job_record(inputs_revision=MAX_COUNT)
     with store.writing("job") as writer:
         writer.save_job(job)
         writer.save_ranks([rank_record(0, acknowledged_version=MAX_COUNT, current_step=MAX_COUNT)])

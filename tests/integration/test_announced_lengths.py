@@ -18,8 +18,9 @@ from flyball_client.api.planner_client import PlannerClient
 from flyball_lab.emulation.emulated_pipeline import Work
 from flyball_profiles.stage_profile import StageProfile
 from flyball_profiles.stage_profile_csv import parse_stage_profile, write_stage_profile
+from flyball_server.jobs.findings.delays import DelayReconciler
 from flyball_server.jobs.loop_state import WorkModel
-from flyball_server.jobs.reconcile.delays import DelayReconciler
+from flyball_server.jobs.reconcile.plans import PlanReconciler
 from flyball_wire.messages import JobRegistration, Profiling
 from flyball_wire.plan_options import Effort
 
@@ -86,7 +87,7 @@ def test_announced_lengths_are_fitted_and_steps_run_at_clocks_of_their_own() -> 
     )
     meeting = Meeting(NUM_PIPELINES, NUM_STAGES)
     with (
-        live_planner(reconcilers=(DelayReconciler(),)) as planner,
+        live_planner(reconcilers=(DelayReconciler(), PlanReconciler())) as planner,
         PlannerClient(str(planner.http.base_url)) as client,
     ):
         client.put_job(JOB, registration)

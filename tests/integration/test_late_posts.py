@@ -10,6 +10,7 @@ import pytest
 from tests.planner.live import LivePlanner, live_planner
 from tests.planner.samples import rank_registration
 
+from flyball_server.jobs.reconcile.plans import PlanReconciler
 from flyball_wire import routes
 
 STEP = {"step": 3, "plan_version": 1, "time_s": 0.5, "energy_j": 10.0}
@@ -18,7 +19,7 @@ STEP = {"step": 3, "plan_version": 1, "time_s": 0.5, "energy_j": 10.0}
 @pytest.fixture
 def planner() -> Iterator[LivePlanner]:
     """With a job whose ranks have left."""
-    with live_planner(reconcilers=()) as live:
+    with live_planner(reconcilers=(PlanReconciler(),)) as live:
         live.put_job(policy="uniform").raise_for_status()
         yield live
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from tests.planner.live import LivePlanner, live_planner, serve_process
 from tests.planner.patience import wait_until
-from tests.planner.samples import profile_csv, rank_registration, registration
+from tests.planner.samples import rank_registration, registration
 from tests.planner.stores import HaltingStore
 
 from flyball_server.http.middleware.call_log import REQUEST_ID_HEADER
@@ -61,14 +61,16 @@ def test_a_request_id_is_kept_if_it_is_sane_and_else_made(planner: LivePlanner) 
 def test_a_line_about_a_call_says_which_and_about_which_job(
     logged: io.StringIO, planner: LivePlanner
 ) -> None:
-    planner.put_job().raise_for_status()
-    path = routes.fill(routes.PROFILE, job_id="job")
-    headers = {"Content-Type": "text/csv", REQUEST_ID_HEADER: "the-profile"}
-    planner.http.put(path, content=profile_csv(), headers=headers).raise_for_status()
+    planner.put_planned_job()
     wait_until(lambda: "made in" in logged.getvalue())
-    (line,) = [entry for entry in entries(logged.getvalue()) if "made in" in entry["message"]]
-    assert (line["job"], line["version"], line["request_id"]) == ("job", 1, "the-profile")
-    assert line["level"] == "info"
+    (made,) = [entry for entry in entries(logged.getvalue()) if "made in" in entry["message"]]
+    assert (made["job"], made["version"], made["level"]) == ("job", 1, "info")
+    headers = {REQUEST_ID_HEADER: "the-other-values"}
+    answer = planner.http.put(JOB, json=registration(num_microbatches=9), headers=headers)
+    assert answer.status_code == 409
+    (line,) = [entry for entry in entries(logged.getvalue()) if "refused" in entry["message"]]
+    assert (line["job"], line["request_id"]) == ("job", "the-other-values")
+    assert line["level"] == "warning"
 
 
 def test_a_failure_of_ours_is_found_in_the_log_by_the_answer(logged: io.StringIO) -> None:

@@ -19,9 +19,11 @@ from flyball_client.api.planner_client import PlannerClient
 from flyball_client.gpu.emulated import EmulatedGpuSettings
 from flyball_profiles.stage_profile import StageProfile
 from flyball_profiles.stage_profile_csv import parse_stage_profile, write_stage_profile
+from flyball_server.jobs.findings.delays import DelayReconciler
 from flyball_server.jobs.loop_state import JobLoopState
 from flyball_server.jobs.measurements.timed_steps import FEWEST_USABLE_STEPS, MOST_TIMED_STEPS
-from flyball_server.jobs.reconcile.delays import DelayReconciler
+from flyball_server.jobs.reconcile.plans import PlanReconciler
+from flyball_server.jobs.versions.planning import read_planning
 from flyball_wire.messages import JobRegistration
 
 JOB, NUM_STAGES, NUM_MICROBATCHES, BLOCKING_POWER_W = "job", 4, 6, 70.0
@@ -44,7 +46,7 @@ def profile() -> StageProfile:
 
 @pytest.fixture
 def planner() -> Iterator[LivePlanner]:
-    with live_planner(reconcilers=(DelayReconciler(),)) as live:
+    with live_planner(reconcilers=(DelayReconciler(), PlanReconciler())) as live:
         yield live
 
 
@@ -102,7 +104,7 @@ class Job:
         with self._planner.state.services.store.reading() as reader:
             stored = reader.find_job(JOB)
             assert stored is not None
-            is_planned = stored.planned_revision == stored.inputs_revision
+            is_planned = read_planning(reader, stored).is_planned(self._planner.state.services)
             return is_planned and reader.find_loop_state(JOB).timed_version >= version
 
 
@@ -221,7 +223,7 @@ def test_delays_that_are_small_or_given_change_no_plan(
 ) -> None:
     with training(planner, **hidden, **given) as job:
         job.run_until_timed(1)
-        assert job.loop_state.inputs.delays is None
+        assert job.loop_state.delays is None
         assert job.newest == 1
         assert job.error_of(1) < 0.01
 

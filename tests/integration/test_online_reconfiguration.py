@@ -9,6 +9,7 @@ from tests.planner.live import live_planner
 from flyball_client.api.planner_client import PlannerClient
 from flyball_profiles.stage_profile import StageProfile
 from flyball_profiles.stage_profile_csv import parse_stage_profile, write_stage_profile
+from flyball_server.jobs.reconcile.plans import PlanReconciler
 from flyball_server.jobs.reconcile.reconfigurations import ReconfigurationReconciler
 from flyball_server.jobs.registry.inspection import get_plan
 from flyball_server.planning.planner import PlanRequest, make_plan
@@ -63,7 +64,7 @@ def test_measured_waits_lead_to_the_clocks_of_the_true_times() -> None:
         emulated=True,
     )
     with (
-        live_planner(reconcilers=(ReconfigurationReconciler(),)) as planner,
+        live_planner(reconcilers=(PlanReconciler(), ReconfigurationReconciler())) as planner,
         PlannerClient(str(planner.http.base_url)) as client,
         emulated_training(
             str(planner.http.base_url), JOB, TRUE, orders, blocking_power_w=BLOCKING_POWER_W

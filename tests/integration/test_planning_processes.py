@@ -24,6 +24,7 @@ from tests.planner.live import (
 from tests.planner.patience import PATIENCE_S, wait_until
 from tests.planner.samples import profile_csv
 
+from flyball_server.jobs.reconcile.plans import PlanReconciler
 from flyball_server.solving.in_thread import SolverAwayError, SolveStoppedError
 from flyball_server.solving.on_dask import DaskWorkers
 from flyball_wire import routes
@@ -99,7 +100,9 @@ def test_a_change_by_another_planner_on_the_store_stops_a_solve_too(
 def test_a_plan_whose_processes_die_again_fails_alone_and_says_why(tmp_path: Path) -> None:
     dying = solves.Planner(tmp_path, num_deaths=3)
     with (
-        live_planner(planner=dying, planning_processes=2, reconcilers=()) as planner,
+        live_planner(
+            planner=dying, planning_processes=2, reconcilers=(PlanReconciler(),)
+        ) as planner,
         in_background(planner) as threads,
     ):
         planner.put_job("endless").raise_for_status()

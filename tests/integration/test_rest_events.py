@@ -17,6 +17,7 @@ from tests.planner.stores import HaltingStore
 
 from flyball_server.http import dependencies
 from flyball_server.jobs.auth.access import create_token
+from flyball_server.jobs.reconcile.plans import PlanReconciler
 from flyball_server.jobs.store.postgres.postgres_store import PostgresJobStore
 from flyball_wire import routes
 from flyball_wire.messages import TOKEN_HEADER
@@ -194,7 +195,9 @@ def test_streams_beyond_the_limit_are_a_503(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(dependencies, "MAX_SNAPSHOTS", 1)
     store = HaltingStore()
     with (
-        live_planner(store=store, max_waiting=1, max_wait_s=600, reconcilers=()) as planner,
+        live_planner(
+            store=store, max_waiting=1, max_wait_s=600, reconcilers=(PlanReconciler(),)
+        ) as planner,
         ThreadPoolExecutor(1) as threads,
     ):
         planner.put_planned_job()
@@ -223,7 +226,7 @@ def test_a_store_that_fails_is_reported_once_and_the_stream_goes_on(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     store = HaltingStore()
-    with live_planner(store=store, max_wait_s=600, reconcilers=()) as planner:
+    with live_planner(store=store, max_wait_s=600, reconcilers=(PlanReconciler(),)) as planner:
         planner.put_planned_job()
         with listening(planner.http, EVENTS) as listener:
             listener.wait_for("comparison")

@@ -9,7 +9,7 @@ from tests.planner.samples import (
     registration,
 )
 
-from flyball_server.jobs.services import frontier_lock, planning_lock
+from flyball_server.jobs.services import frontier_lock
 from flyball_server.planning.documents.plan_document import plan_from_document
 from flyball_server.planning.frontier_curve import make_frontier
 from flyball_server.planning.planner import PlanRequest
@@ -118,7 +118,7 @@ def test_a_rank_that_registers_the_job_again_does_not_wait_for_a_planning(
 ) -> None:
     planner.put_planned_job()
     # As whoever plans it has, for as long as that takes.
-    with planner.state.services.store.lock(planning_lock("job")):
+    with planner.state.services.store.lock("reconcile job"):
         answer = planner.http.put(JOB, json=registration(), timeout=20)
     assert (answer.status_code, answer.json()["newest_version"]) == (200, 1)
     # A new target is planned while a frontier is being found.

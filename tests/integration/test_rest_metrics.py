@@ -22,6 +22,7 @@ from tests.planner.stores import HaltingStore
 
 from flyball_server.http.readiness import WritingCheck
 from flyball_server.http.routes.health import OPENMETRICS
+from flyball_server.jobs.reconcile.plans import PlanReconciler
 from flyball_server.jobs.store.sqlite.sqlite_store import SqliteJobStore
 from flyball_wire import routes
 from flyball_wire.messages import TOKEN_HEADER
@@ -149,7 +150,7 @@ def test_a_long_poll_that_waits_is_told(planner: LivePlanner) -> None:
 
 
 def test_solves_are_told_by_policy_and_outcome() -> None:
-    with live_planner(reconcilers=()) as planner:
+    with live_planner(reconcilers=(PlanReconciler(),)) as planner:
         planner.put_planned_job()
         impossible = planner.http.put(
             routes.fill(routes.TARGET, job_id="job"), json={"target": "deadline:0.001"}

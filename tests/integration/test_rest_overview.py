@@ -10,6 +10,7 @@ import pytest
 from tests.planner.live import LivePlanner, live_planner
 from tests.planner.patience import PATIENCE_S, wait_until
 
+from flyball_server.jobs.reconcile.plans import PlanReconciler
 from flyball_server.jobs.records import JobRecord
 from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_wire import routes
@@ -111,7 +112,7 @@ def test_many_who_ask_at_once_share_one_reading(monkeypatch: pytest.MonkeyPatch)
         return list_jobs(reader)
 
     with (
-        live_planner(reconcilers=()) as planner,
+        live_planner(reconcilers=(PlanReconciler(),)) as planner,
         ThreadPoolExecutor(20) as threads,
         httpx.Client(base_url=planner.http.base_url, timeout=PATIENCE_S) as http,
     ):

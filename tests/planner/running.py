@@ -14,15 +14,14 @@ from tests.planner.use_cases import put_profile, register_job
 
 from flyball_profiles.stage_profile import StageProfile
 from flyball_profiles.stage_profile_csv import parse_stage_profile
+from flyball_server.jobs.findings.announcements import announce_straggler
+from flyball_server.jobs.findings.step_ratios import clock_times
+from flyball_server.jobs.findings.stragglers import StragglerReconciler
 from flyball_server.jobs.loop_state import JobLoopState
-from flyball_server.jobs.reconcile.stragglers import StragglerReconciler
+from flyball_server.jobs.reconcile.plans import PlanReconciler
 from flyball_server.jobs.records import PlanRecord, RankRecord, StepDetail
 from flyball_server.jobs.registry.inspection import get_job, get_plan
 from flyball_server.jobs.services import JobServices
-from flyball_server.jobs.stragglers.announcements import (
-    announce_straggler,
-)
-from flyball_server.jobs.stragglers.step_ratios import clock_times
 from flyball_server.jobs.versions.rank_plans import rank_instructions
 from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_wire.closed_loop import StragglerAnnouncement
@@ -115,8 +114,9 @@ class Running:
         return plan
 
     def react(self) -> float | None:
-        """Look once; in how many seconds to look again."""
-        return self.pacing(self.services, "job")
+        """Look once, and plan for what was found; in how many seconds to look again."""
+        self.pacing(self.services, "job")
+        return PlanReconciler()(self.services, "job")
 
     def acknowledged(self) -> None:
         """All ranks have the newest version, and are at its first step."""

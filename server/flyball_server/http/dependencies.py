@@ -11,17 +11,19 @@ from typing import Annotated, TypeVar, cast
 from anyio import CapacityLimiter
 from fastapi import Depends, Path, Query, Request
 from pydantic import BeforeValidator
+from starlette.concurrency import run_in_threadpool
 
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.http.edge_errors import RETRY_AFTER_S, TooManyWaitingError
 from flyball_server.http.events.live_events import LiveEvents
-from flyball_server.http.mapping import rendered
+from flyball_server.http.mapping import job_view, rendered
 from flyball_server.http.overviews import Overviews
 from flyball_server.http.readiness import Readiness
 from flyball_server.http.timeline_answers import TimelineAnswers
 from flyball_server.jobs.auth.access import TokenGate
 from flyball_server.jobs.bounds import MAX_COUNT
-from flyball_server.jobs.errors import InvalidFieldError, JobsError
+from flyball_server.jobs.errors import InvalidFieldError, JobsError, PlanningStoppedError
+from flyball_server.jobs.job_state import JobInput
 from flyball_server.jobs.lifecycle.heartbeats import Heartbeats
 from flyball_server.jobs.measurements.measurements import RankPost, store_together
 from flyball_server.jobs.reconcile.loop import ReconcileLoop
@@ -30,14 +32,15 @@ from flyball_server.jobs.records import (
     JOB_ID_PATTERN,
     RankRecord,
 )
+from flyball_server.jobs.registry.inspection import JobSummary, get_job, notes
 from flyball_server.jobs.registry.registration import KnownRank, register_together
-from flyball_server.jobs.replanning.plan_job import PlanCoalescer
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.versions.plan_versions import (
     HeldVersion,
     acknowledge_together,
     list_versions,
 )
+from flyball_server.jobs.versions.planning import answer, answer_together
 from flyball_server.jobs.versions.rank_plans import PlanQuestion, RankPlans
 from flyball_server.jobs.versions.single_plan_starts import CommonPart, hold_common_version
 from flyball_server.jobs.waiters import JobWaiters
@@ -47,7 +50,7 @@ from flyball_server.settings import Settings
 from flyball_server.views.frontier import FrontierMemory
 from flyball_server.views.history import HistoryMemory
 from flyball_server.views.job_figures import SharedReading
-from flyball_wire.messages import MAX_RANKS, Accepted, JobSpec, PlanVersion
+from flyball_wire.messages import MAX_RANKS, Accepted, JobSpec, JobView, PlanVersion
 from flyball_wire.plans.rank_plan import RankPlan
 
 
@@ -61,6 +64,7 @@ class RankCalls:
         acknowledgements: acknowledged versions.
         measurements: posted measurements.
         common_versions: requests of ranks that fetch one plan; None: there is none yet.
+        answers: requests that wait for a plan, by the input that they have stored; false: not yet.
     """
 
     def __init__(self, services: JobServices) -> None:
@@ -75,6 +79,7 @@ class RankCalls:
         self.common_versions: Batcher[int, CommonPart | None] = _batcher(
             services, hold_common_version
         )
+        self.answers: Batcher[JobInput, bool] = _batcher(services, answer_together)
 
 
 Item = TypeVar("Item")
@@ -112,7 +117,6 @@ class PlannerState:
     histories: HistoryMemory
     timelines: TimelineAnswers
     history_threads: CapacityLimiter
-    plan_coalescer: PlanCoalescer
     frontier_threads: CapacityLimiter
     gate: TokenGate
     rank_calls: RankCalls
@@ -268,3 +272,39 @@ def check_profile(state: PlannerState, profile: StageProfile) -> None:
             "profile",
             f"must have at most {limit} points (FLYBALL_MAX_PROFILE_POINTS), not {num_points}",
         )
+
+
+# Limit of the wait for a plan, s; clients give up long before.
+_LONGEST_PLANNING_S = 86_400.0
+
+
+async def planned_view(state: PlannerState, stored: JobSummary, asked_by: JobInput) -> JobView:
+    """Return the job once it is planned from what the caller has stored, or from later inputs.
+
+    The reconcile loop plans it, of this planner or of another one on the store.
+
+    Args:
+        state: state of the planner.
+        stored: job after the change.
+        asked_by: changed input.
+
+    Raises:
+        PlanningFailedError: no plan meets the inputs.
+        UnknownJobError: the job has been deleted.
+        PlanningStoppedError: the planner shuts down.
+    """
+    job_id = stored.job.job_id
+    if answer(state.services, stored.planning, asked_by) is not True:
+
+        async def answered() -> bool | None:
+            return await state.rank_calls.answers.submit(job_id, asked_by) or None
+
+        if not await state.waiters.until(job_id, answered, wait_s=_LONGEST_PLANNING_S):
+            raise PlanningStoppedError(job_id=job_id)
+        stored = await run_in_threadpool(get_job, state.services, job_id)
+    return await run_in_threadpool(shown_job, state, stored)
+
+
+def shown_job(state: PlannerState, summary: JobSummary) -> JobView:
+    """Return the job as it is shown."""
+    return job_view(summary, notes(state.services, summary))

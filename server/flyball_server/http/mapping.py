@@ -116,8 +116,8 @@ def job_view(summary: JobSummary, notes: tuple[str, ...] = ()) -> messages.JobVi
         problem=job.problem,
         created_at=job.created_at.isoformat(),
         notes=notes,
-        missed=summary.missed,
-        order_advice=summary.order_advice,
+        missed=summary.findings.missed,
+        order_advice=summary.findings.order_advice,
     )
 
 

@@ -15,7 +15,6 @@ class JobInput(StrEnum):
     REGISTRATION = "registration"
     PROFILE = "profile"
     TARGET = "target"
-    CONTROL = "control"
 
 
 # Reconcilers ignore what such a job measures.

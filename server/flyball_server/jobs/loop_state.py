@@ -1,4 +1,4 @@
-"""State of the closed loop, beside registration and profile: one record per job.
+"""Findings about a job, beside registration and profile: one record per job.
 
 Stored as JSON, so all of it is plain data; times are Unix time in s.
 """
@@ -6,7 +6,7 @@ Stored as JSON, so all of it is plain data; times are Unix time in s.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from flyball_server.jobs.bounds import check_count
 from flyball_server.jobs.errors import InvalidFieldError
@@ -15,7 +15,6 @@ from flyball_wire.closed_loop import MissedTarget, StragglerReason, Timetable
 from flyball_wire.messages import MAX_RANKS
 from flyball_wire.online_profiling import ProfilingResult
 from flyball_wire.orders import OrderAdvice
-from flyball_wire.plan_options import Effort
 from flyball_wire.plans.plan import MAX_SLOWDOWN
 
 KEPT_HIGHEST = "one plan would make steps longer, and the highest clocks are kept"
@@ -163,6 +162,8 @@ class WorkModel:
     #: Number of GPUs of a node whose calls may come before a GPU's own, beside those counted in the
     #: plan's times of clock changes.
     num_queued: int = 0
+    #: True if nothing is known of the GPUs' clock changes, which then count as the slowest known.
+    has_unknown_changes: bool = False
     #: Reason why steps get no plans of their own, in one line; None: they get them.
     problem: str | None = None
     #: Number of earlier models that the job was planned with.
@@ -193,13 +194,11 @@ class Comparison:
     Attributes:
         num_pairs: number of requested pairs, 2 to 10000.
         version: plan version that it runs as; None: not created yet.
-        of_version: plan version that is compared; restored when the comparison is over.
         is_done: true once enough was measured, or another plan has ended it.
     """
 
     num_pairs: int
     version: int | None = None
-    of_version: int | None = None
     is_done: bool = False
 
     def __post_init__(self) -> None:
@@ -221,13 +220,12 @@ class ChangedConditions:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanningInputs:
-    """Part of a job's loop state that its plan depends on.
+    """What a plan depends on beside specification and profile.
 
     Attributes:
-        target: current target; None: the specification's.
+        target: target of the timetable; None: the specification's.
         rank_slowdowns: announced and detected slowdowns, the larger one of each rank.
         stage_slowdowns: drift of stages.
-        effort: lower effort for an immediate answer; None: the specification's.
         delays: measured delays; None: not measured, or too small to matter.
         work: announced work; None: the job announces none.
         gpus_at_once: largest number of GPUs that one stage has in one node; None: not all ranks
@@ -239,7 +237,6 @@ class PlanningInputs:
     target: str | None = None
     rank_slowdowns: tuple[RankSlowdown, ...] = ()
     stage_slowdowns: tuple[StageSlowdown, ...] = ()
-    effort: Effort | None = None
     delays: MeasuredDelays | None = None
     work: WorkModel | None = None
     gpus_at_once: int | None = None
@@ -266,11 +263,31 @@ class PlanningInputs:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MadePlan:
-    """Origin of a plan version, as a digest: an equal one needs no new search."""
+class Attempt:
+    """Outcome of a request, by its digest.
+
+    Attributes:
+        digest: digest of the request.
+        version: plan version that answers it; of a failed one the newest version then, which stays.
+        field, problem: part of the request to change, and why it failed; None: it is answered.
+        nearest: nearest target that can be met, of a target that cannot; None: any other outcome.
+        again_unix_s: time from which it is repeated, Unix time in s; None: other inputs alone mend
+            it, or it is answered.
+        num_lost: number of times that its solver was lost.
+    """
 
     digest: str
-    version: int
+    version: int | None = None
+    field: str | None = None
+    problem: str | None = None
+    nearest: str | None = None
+    again_unix_s: float | None = None
+    num_lost: int = 0
+
+    @property
+    def text(self) -> str:
+        """Field and problem of a failed one."""
+        return f"{self.field}: {self.problem}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -278,12 +295,10 @@ class OrderComparison:
     """Comparison of a job's order with others.
 
     Attributes:
-        revision: `inputs_revision` of the job that it was last found to hold for.
         digest: digest of its inputs.
         advice: order that would save more; None: no other saves enough.
     """
 
-    revision: int
     digest: str
     advice: OrderAdvice | None
 
@@ -340,20 +355,26 @@ class ShapeChange:
         return f"runs {self.num_microbatches} microbatches a step, after {self.num_before}"
 
 
+# Limit of the attempts per job; those not used for longest are dropped, and solved again if needed.
+MAX_ATTEMPTS = 32
+
+
 @dataclass(frozen=True, kw_only=True)
 class JobLoopState(Record):
-    """State of one job's reconcile loop.
+    """What is known of one job and has a memory; its plan is a function of it.
 
     Attributes:
         stragglers: announced slowdowns, at most one per rank; ended ones are dropped.
         detected: detected slowdowns by rank.
+        drifts: detected drift of stages.
+        delays, work, gpus_at_once, gpus_in_node, changed: as in PlanningInputs.
         timetable: timetable of targets; None: no timetable.
         comparison: newest comparison; None: never requested.
         profiling: state of online profiling; None: not profiled online, or not started.
-        inputs: current planning inputs.
         planned_inputs: planning inputs of the newest plan.
-        missed: target that the newest plan misses, having met it earlier; None: it meets its own.
-        made: plan versions that were solved with the job's own effort, newest last.
+        missed: target that the newest plan misses; None: it meets its own.
+        attempts: outcomes of requests, the one used last at the end.
+        tried_target: target of the specification that was planned for or refused last.
         gpu_changes: replaced GPUs, the newest last.
         timed_version: newest plan version whose delays were read, or could not be; 0: none.
         order_comparison: newest comparison of its order with others; None: not compared yet.
@@ -365,13 +386,19 @@ class JobLoopState(Record):
     job_id: str
     stragglers: tuple[AnnouncedSlowdown, ...] = ()
     detected: tuple[RankSlowdown, ...] = ()
+    drifts: tuple[StageSlowdown, ...] = ()
+    delays: MeasuredDelays | None = None
+    work: WorkModel | None = None
+    gpus_at_once: int | None = None
+    gpus_in_node: int | None = None
+    changed: ChangedConditions | None = None
     timetable: Timetable | None = None
     comparison: Comparison | None = None
     profiling: ProfilingResult | None = None
-    inputs: PlanningInputs = PlanningInputs()
     planned_inputs: PlanningInputs = PlanningInputs()
     missed: MissedTarget | None = None
-    made: tuple[MadePlan, ...] = ()
+    attempts: tuple[Attempt, ...] = ()
+    tried_target: str | None = None
     gpu_changes: tuple[GpuChange, ...] = ()
     timed_version: int = 0
     order_comparison: OrderComparison | None = None
@@ -380,6 +407,51 @@ class JobLoopState(Record):
     power_limits_w: tuple[float, ...] = ()
 
     @property
+    def lasting(self) -> PlanningInputs:
+        """Planning inputs that neither time nor a slow GPU changes."""
+        return PlanningInputs(
+            delays=self.delays,
+            work=self.work,
+            gpus_at_once=self.gpus_at_once,
+            gpus_in_node=self.gpus_in_node,
+            changed=self.changed,
+        )
+
+    def without_measured(self) -> JobLoopState:
+        """Return the findings without what was measured against a replaced profile."""
+        work = None if self.work is None else WorkModel()
+        return self.evolve(detected=(), drifts=(), work=work)
+
+    @property
     def order_advice(self) -> OrderAdvice | None:
         """Order that the job would save more with; None: none is known."""
         return None if self.order_comparison is None else self.order_comparison.advice
+
+    @property
+    def open_comparison(self) -> Comparison | None:
+        """Comparison that is requested or running; None: no comparison."""
+        newest = self.comparison
+        return None if newest is None or newest.is_done else newest
+
+    def attempt(self, digest: str | None) -> Attempt | None:
+        """Return the attempt with this digest; None: none is stored."""
+        return next((one for one in self.attempts if one.digest == digest), None)
+
+    def version_of(self, digest: str | None) -> int | None:
+        """Return the version that answers this digest; None: none does, or not that is known."""
+        attempt = self.attempt(digest)
+        return None if attempt is None or attempt.problem is not None else attempt.version
+
+    def with_attempt(self, attempt: Attempt) -> JobLoopState:
+        """Return the findings with this attempt in place of an earlier one of its digest."""
+        others = [one for one in self.attempts if one.digest != attempt.digest]
+        return self.evolve(attempts=(*others, attempt)[-MAX_ATTEMPTS:])
+
+    def with_lost_due(self) -> JobLoopState:
+        """Return the findings with attempts whose solver was lost due at once."""
+        return self.evolve(
+            attempts=tuple(
+                one if one.again_unix_s is None else replace(one, again_unix_s=0.0)
+                for one in self.attempts
+            )
+        )

@@ -82,9 +82,8 @@ class JobRecord(Record):
         problem: reason why the newest planning failed; None: no failure, or the inputs have changed
             since and are not planned yet.
         created_at: creation time, UTC.
-        changed_input: input that was changed last.
+        changed_input: input that was changed last; its caller is told where planning fails.
         inputs_revision: number of changes of profile and specification.
-        planned_revision: inputs_revision of the newest plan; 0: no plan.
         start: identity of the start that its ranks belong to; None: whoever registered the job
             named none, and ranks of any start are taken.
         run: name of the training, from its launcher; None: not reported.
@@ -99,7 +98,6 @@ class JobRecord(Record):
     problem: str | None = None
     changed_input: JobInput = JobInput.REGISTRATION
     inputs_revision: int = 0
-    planned_revision: int = 0
     start: str | None = None
     run: str | None = None
     restart_count: int | None = None
@@ -109,7 +107,7 @@ class JobRecord(Record):
             raise InvalidFieldError(
                 "job_id", "must be 1 to 128 characters of A-Z a-z 0-9 . _ + -, no dot or plus first"
             )
-        check_count("planned_revision", self.planned_revision, most=self.inputs_revision)
+        check_count("inputs_revision", self.inputs_revision)
         check_text("start_id", self.start or "")
         check_text("run", self.run or "")
         check_count("restart_count", self.restart_count or 0)
@@ -127,6 +125,10 @@ class JobRecord(Record):
             inputs_revision=self.inputs_revision + 1,
             problem=None,
         )
+
+    def is_same_work(self, other: JobRecord) -> bool:
+        """Return whether both are the same run with the same profile and specification."""
+        return (self.created_at, self.inputs_revision) == (other.created_at, other.inputs_revision)
 
     def moved(self, state: JobState, *, problem: str | None = None) -> JobRecord:
         """Return the job in another state, with the problem that led there.
@@ -226,6 +228,7 @@ class PlanRecord(Record):
         measurement_detail: detail of the ranks' measurements of each step on it.
         baseline_cycle: true for steps that run at the highest clocks instead: step k uses entry
             `(k - first_step) % len`; empty: no such steps.
+        digest: digest of the request that it answers; None: it only measures the job.
     """
 
     job_id: str
@@ -236,6 +239,7 @@ class PlanRecord(Record):
     first_step: int | None = None
     measurement_detail: MeasurementDetail = MeasurementDetail.TOTALS
     baseline_cycle: tuple[bool, ...] = ()
+    digest: str | None = None
 
     @property
     def plan_id(self) -> str:
@@ -256,6 +260,27 @@ class PlanRecord(Record):
     def cycle_length(self) -> int:
         """Number of steps after which the clocks repeat; 1: all steps are equal."""
         return len(self.plan.cycle_mhz) or len(self.baseline_cycle) or 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewestVersion(Record):
+    """The newest version of a job's plan, without the plan; attributes as in PlanRecord."""
+
+    version: int
+    first_step: int | None
+    baseline_cycle: tuple[bool, ...] = ()
+    digest: str | None = None
+    measurement_detail: MeasurementDetail = MeasurementDetail.TOTALS
+
+    @property
+    def is_raised(self) -> bool:
+        """Return whether its measurements decide which clocks are raised."""
+        return self.measurement_detail == MeasurementDetail.INSTRUCTIONS
+
+    @property
+    def is_held(self) -> bool:
+        """Return whether all ranks have it and it is not being compared."""
+        return self.first_step is not None and not self.baseline_cycle
 
 
 _STEP_COUNTS = (

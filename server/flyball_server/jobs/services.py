@@ -46,11 +46,6 @@ SolveObserver = Callable[[Solve], None]
 SolveTracer = Callable[[JobRecord, Callable[..., Any]], AbstractContextManager[None]]
 
 
-def planning_lock(job_id: str) -> str:
-    """Return the name of the lock held while the job is planned."""
-    return f"plan {job_id}"
-
-
 def frontier_lock(job_id: str) -> str:
     """Return the name of the lock held while the job's frontier is solved; plans ignore it."""
     return f"frontier {job_id}"

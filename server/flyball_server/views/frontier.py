@@ -6,11 +6,13 @@ import time
 
 from flyball_pipeline.errors import PipelineError
 from flyball_server.jobs.errors import InvalidFieldError, MissingProfileError
+from flyball_server.jobs.reconcile.solve import SupersededError, solve
 from flyball_server.jobs.records import JobRecord
 from flyball_server.jobs.registry.inspection import require_job
-from flyball_server.jobs.replanning.plan_request import plan_request
-from flyball_server.jobs.replanning.solve import SupersededError, solve
 from flyball_server.jobs.services import JobServices, frontier_lock
+from flyball_server.jobs.versions.planning import read_planning
+from flyball_server.jobs.wanted.request import plan_to_solve
+from flyball_server.jobs.wanted.wanted import planning_inputs
 from flyball_server.kit.lru import Lru
 from flyball_server.planning.frontier_curve import make_frontier
 from flyball_server.planning.planner import PlanRequest
@@ -75,16 +77,16 @@ def _request(services: JobServices, job_id: str) -> tuple[JobRecord, PlanRequest
     """Return the current job and the request of its frontier."""
     with services.store.reading() as reader:
         job = require_job(reader, job_id)
-        profile = reader.find_profile(job_id)
-        loop_state = reader.find_loop_state(job_id)
-    if profile is None:
+        profile, planning = reader.find_profile(job_id), read_planning(reader, job)
+    if profile is None or planning.profile is None:
         raise MissingProfileError(job_id=job_id)
     # The frontier covers all targets, for one policy and the job's own effort, whatever the current
     # ones are.
-    request = plan_request(job.spec, profile, services.gpu_window, loop_state)
-    return job, request.with_options(
-        policy=Policy.FRONTIER, target=DEFAULT_TARGET, effort=job.spec.effort
-    )
+    findings = planning.findings
+    inputs = planning_inputs(findings, services.now())
+    plan = plan_to_solve(job.spec, planning.profile, services.gpu_window, findings, inputs)
+    options = {"policy": Policy.FRONTIER, "target": DEFAULT_TARGET, "effort": job.spec.effort}
+    return job, plan.with_options(**options).of_profile(profile).request
 
 
 def _solved(

@@ -24,7 +24,7 @@ from flyball_server.jobs.savings.comparisons import progress_of
 from flyball_server.jobs.savings.savings import JobSavings, savings_of
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.sql.job_reader import JobReader
-from flyball_server.jobs.stragglers.announcements import slowdowns_at
+from flyball_server.jobs.wanted.wanted import slowdowns_at
 from flyball_server.views.own_plans import newest_own_plan
 from flyball_server.views.plan_facts import PlanFacts, plan_facts
 from flyball_server.views.planned_delays import planned_delays

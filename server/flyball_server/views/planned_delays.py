@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from flyball_server.jobs.loop_state import PlanningInputs
-from flyball_server.jobs.replanning.plan_request import has_given_transitions
+from flyball_server.jobs.wanted.request import has_given_transitions
 from flyball_wire.closed_loop import DelaySource, PlannedDelays
 from flyball_wire.messages import JobSpec
 

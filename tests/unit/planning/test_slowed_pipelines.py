@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from flyball_pipeline.errors import PipelineError
 from flyball_pipeline.instruction import InstructionKind
 from flyball_profiles.stage_profile import OperatingPoint, StageProfile
-from flyball_server.jobs.replanning.slowed_plan import request_digest
 from flyball_server.planning.data_parallel import make_data_parallel_plan, separate_pipelines
 from flyball_server.planning.documents.plan_document import plan_document, plan_from_document
 from flyball_server.planning.documents.recorded_plan import models_by_dp_rank
@@ -235,23 +234,6 @@ def test_with_a_profile_of_each_pipeline_those_that_run_alike_are_modelled_one_b
     assert first[1] == third[1] == fourth[1]
     with pytest.raises(PipelineError, match="has 4 pipelines, the profile 2"):
         models_by_dp_rank([equal_profile(1)] * 2, plan)
-
-
-def test_equal_requests_have_one_digest_and_others_another() -> None:
-    slow = Slowdown(stage=1, dp_rank=0, slowdown=1.4)
-    profile = merged_profile(2, 2)
-    requests = [
-        slowed_request(profile, slow, num_pipelines=2),
-        slowed_request(profile, num_pipelines=2),
-        slowed_request(profile, slow),
-        slowed_request(profile, replace(slow, slowdown=1.41), num_pipelines=2),
-        slowed_request(profile, slow, num_pipelines=2, target="slowdown:0.1"),
-        slowed_request(merged_profile(3, 2), slow, num_pipelines=2),
-    ]
-    equal = slowed_request(merged_profile(2, 2), slow, num_pipelines=2)
-    assert request_digest(equal) == request_digest(requests[0])
-    assert len(set(map(request_digest, requests))) == len(requests)
-    assert request_digest(slowed_request(profile)) == request_digest(requests[1])
 
 
 @pytest.mark.parametrize(

@@ -19,13 +19,13 @@ from flyball_pipeline.work import WorkCoefficients, step_work
 from flyball_profiles.stage_profile import StageProfile
 from flyball_profiles.stage_profile_csv import parse_stage_profile
 from flyball_server.jobs.errors import UnrecordedRunsError
+from flyball_server.jobs.findings.delays import DelayReconciler
+from flyball_server.jobs.findings.work_drift import WorkDriftReconciler
 from flyball_server.jobs.loop_state import JobLoopState, PlanningInputs, WorkModel
 from flyball_server.jobs.measurements.announced_work import following, no_step_plans
 from flyball_server.jobs.measurements.step_reading import read_fold
 from flyball_server.jobs.measurements.timed_steps import MOST_TIMED_STEPS
-from flyball_server.jobs.reconcile.comparisons import ComparisonReconciler
-from flyball_server.jobs.reconcile.delays import DelayReconciler
-from flyball_server.jobs.reconcile.work_drift import WorkDriftReconciler
+from flyball_server.jobs.reconcile.plans import PlanReconciler
 from flyball_server.jobs.registry.inspection import get_job, get_plan, notes, require_job
 from flyball_server.jobs.savings.comparisons import start_comparison
 from flyball_server.jobs.savings.savings import savings_of
@@ -75,6 +75,7 @@ def job(services: JobServices, changes: dict[str, Any] | None = None, **ranks: A
         "num_ranks": NUM_STAGES * NUM_PIPELINES,
         "effort": "low",
         "reserve": 0.0,
+        "transition_ms": None if "gpu" in (changes or {}) else 0.0,  # given: at once
     }
     register_job(services, "job", job_spec(**spec | (changes or {})))
     of_ranks: dict[str, Any] = {
@@ -97,14 +98,20 @@ def loop_state(services: JobServices) -> JobLoopState:
 
 
 def work_of(services: JobServices) -> WorkModel | None:
-    return loop_state(services).inputs.work
+    return loop_state(services).work
+
+
+def reconciled(services: JobServices) -> None:
+    """Measure the newest steps, and plan for what they say."""
+    DelayReconciler()(services, "job")
+    PlanReconciler()(services, "job")
 
 
 def measured(working: WorkingRanks, num_steps: int = MOST_TIMED_STEPS + 1) -> int:
     """Run so many steps, have them measured, and take what is new; the version in force."""
     before = working.newest
     working.run(num_steps)
-    DelayReconciler()(working.services, "job")
+    reconciled(working.services)
     return working.take() if working.newest > before else before
 
 
@@ -144,7 +151,7 @@ def test_a_job_that_announces_is_not_held_at_the_highest_clocks(services: JobSer
     assert measured(working, 14) == 2
     working.announced = step_work
     working.run(1)
-    DelayReconciler()(services, "job")
+    reconciled(services)
     working.take()
     assert working.newest == 3
     part = working.parts[0].pipeline
@@ -253,6 +260,14 @@ def test_late_changes_and_the_calls_of_a_node_are_sent(services: JobServices) ->
     assert up_s == pytest.approx(times.up_p95_s + 6 * times.call_mean_s)
 
 
+def test_unknown_clock_changes_count_as_the_slowest_that_are_known(services: JobServices) -> None:
+    working = job(services, {"transition_ms": None})
+    measured(working)
+    part = working.parts[0].pipeline
+    assert part is not None
+    assert part.change_delays_s == pytest.approx((0.0092 + 5 * 0.0048, 0.0026))
+
+
 def test_one_microbatch_a_step_is_measured_in_more_steps(services: JobServices) -> None:
     """Two ranks, each of one instruction of each kind: 24 microbatches say little."""
     working = job(
@@ -327,6 +342,7 @@ def test_drifted_times_give_ranks_other_factors(services: JobServices) -> None:
         for _ in range(num_steps):
             working.run(1)
             drift(services, "job")
+            PlanReconciler()(services, "job")
 
     run(60)
     assert working.newest == version
@@ -366,7 +382,7 @@ def test_savings_are_those_at_equal_work(services: JobServices) -> None:
     measured(working)
     measured(working, 20)
     start_comparison(services, "job", 24)
-    ComparisonReconciler()(services, "job")
+    PlanReconciler()(services, "job")
     version = working.take()
     steps = working.run(100)
     found = savings(services, version)
@@ -400,7 +416,7 @@ def test_the_newest_steps_own_plan_is_shown(services: JobServices) -> None:
     figures = SharedReading(JobReading(services, max_labelled=5), clock=itertools.count().__next__)
     working.run(MOST_TIMED_STEPS + 1)
     assert figures.overview_of("job").own_plan is None
-    DelayReconciler()(services, "job")
+    reconciled(services)
     working.take()
     (step,) = working.run(30)[-1:]
     shown = figures.overview_of("job").own_plan

@@ -19,9 +19,10 @@ from tests.planner.samples import (
 from tests.planner.use_cases import change_target, put_profile, register_job
 
 from flyball_server.jobs.errors import JobIsOverError, NoRanksPresentError, UnknownJobError
-from flyball_server.jobs.reconcile.comparisons import ComparisonReconciler
+from flyball_server.jobs.findings.comparisons import ComparisonReconciler
+from flyball_server.jobs.reconcile.plans import PlanReconciler
 from flyball_server.jobs.records import PlanRecord
-from flyball_server.jobs.registry.inspection import require_job
+from flyball_server.jobs.registry.inspection import newest_plan, require_job
 from flyball_server.jobs.savings.comparisons import (
     comparison_cycle,
     delete_comparison,
@@ -54,6 +55,7 @@ class ComparedJob:
         if self._is_restarted:
             self._reconciler = ComparisonReconciler()
         self._reconciler(self.services, "job")
+        PlanReconciler()(self.services, "job")
 
     def plan(self) -> ComparedJob:
         put_profile(self.services, "job", profile())
@@ -203,6 +205,7 @@ def test_a_comparison_that_is_withdrawn_gives_the_plain_plan_back(job: ComparedJ
     job.compare(6)
     job.measure(8)
     delete_comparison(job.services, "job")
+    job.reconcile()
     plain, _, again = job.versions()
     assert again == plain.evolve(version=3, created_at=again.created_at, first_step=None)
     assert job.progress() == ("ended", 2, 3)
@@ -221,7 +224,10 @@ def test_a_plan_that_does_not_hold_yet_or_is_being_reconfigured_is_waited_for() 
     assert job.progress() == ("running", None, 0)
     for detail in (MeasurementDetail.INSTRUCTIONS, MeasurementDetail.TOTALS):
         with job.services.store.writing("job") as writer:
-            add_version(job.services, writer, "job", frequency_plan(), measurement_detail=detail)
+            newest = newest_plan(writer, "job")
+            assert newest is not None
+            digest, plan = newest.digest, frequency_plan()
+            add_version(job.services, writer, "job", plan, measurement_detail=detail, digest=digest)
         job.reconcile()
         assert job.progress() == ("running", None, 0)
         job.activate()

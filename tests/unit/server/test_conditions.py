@@ -30,7 +30,7 @@ from flyball_server.jobs.conditions.reconciler import (
     ConditionsReconciler,
 )
 from flyball_server.jobs.measurements.measurements import store_together
-from flyball_server.jobs.reconcile.plans import ReplanReconciler
+from flyball_server.jobs.reconcile.plans import PlanReconciler
 from flyball_server.jobs.reconcile.probes import ProbeReconciler
 from flyball_server.jobs.registry.inspection import get_job, get_plan, get_profile, notes
 from flyball_server.jobs.registry.launch import Launch
@@ -92,7 +92,7 @@ class Conditioned:
 
     def react(self) -> float | None:
         wait_s = self._reconciler(self.services, "job")
-        ReplanReconciler()(self.services, "job")
+        PlanReconciler()(self.services, "job")
         return wait_s
 
     def pass_time(self, seconds: float) -> None:

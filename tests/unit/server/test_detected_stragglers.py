@@ -11,12 +11,12 @@ from tests.planner.running import Running, slow, two_stages
 from tests.planner.samples import step_record
 from tests.planner.use_cases import put_profile
 
-from flyball_server.jobs.reconcile.stragglers import MIN_STEPS, StragglerReconciler
+from flyball_server.jobs.findings.announcements import list_stragglers, withdraw_straggler
+from flyball_server.jobs.findings.noting import Change, note_findings
+from flyball_server.jobs.findings.stragglers import MIN_STEPS, StragglerReconciler
+from flyball_server.jobs.loop_state import Comparison, PlanningInputs
 from flyball_server.jobs.registry.inspection import get_job, require_job
-from flyball_server.jobs.replanning.plan_job import PlanningSlots
-from flyball_server.jobs.replanning.update_and_replan import Change, update_and_replan
 from flyball_server.jobs.services import JobServices
-from flyball_server.jobs.stragglers.announcements import list_stragglers, withdraw_straggler
 from flyball_server.jobs.versions.plan_versions import add_version
 from flyball_server.planning.errors import PlanningError
 from flyball_wire.messages import JobState, MeasurementDetail
@@ -73,7 +73,11 @@ def test_a_job_that_adapts_to_announcements_only_or_is_compared_is_not_watched(
                 job.plan,
                 measurement_detail=MeasurementDetail.CLOCKS,
                 baseline_cycle=(False, True),
+                digest=job.newest.digest,
             )
+            findings = writer.find_loop_state("job")
+            comparison = Comparison(num_pairs=50, version=2)
+            writer.save_loop_state(findings.evolve(comparison=comparison))
         job.acknowledged()
     version = job.newest.version
     job.run(20, slow(1, 1.5))
@@ -109,10 +113,10 @@ def test_of_announced_and_detected_the_slower_one_is_in_force(
     withdraw_straggler(job.services, "job", 1)
     job.settle()
     assert job.newest.version == (2 if is_planned else 3)
-    [slowed] = job.loop_state.inputs.rank_slowdowns
+    [slowed] = job.loop_state.planned_inputs.rank_slowdowns
     assert slowed.slowdown == pytest.approx(withdrawn)
     job.run(MIN_STEPS + 8)
-    assert job.loop_state.inputs.rank_slowdowns == ()
+    assert job.loop_state.planned_inputs.rank_slowdowns == ()
 
 
 def test_a_stage_that_drifts_is_planned_with_what_it_takes_now_until_another_profile_comes() -> (
@@ -121,16 +125,16 @@ def test_a_stage_that_drifts_is_planned_with_what_it_takes_now_until_another_pro
     job = Running(num_pipelines=2, adaptation="frontier", effort="low")
     job.run(50, lambda rank: 1.04 if rank % 2 else 1.0)
     assert job.newest.version == 2
-    drifts = [(slowed.stage, slowed.kind) for slowed in job.loop_state.inputs.stage_slowdowns]
+    drifts = [(slowed.stage, slowed.kind) for slowed in job.loop_state.drifts]
     assert drifts == [(1, "backward"), (1, "forward")]
     job.acknowledged()
     job.run(20, lambda rank: 1.04 if rank % 2 else 1.0)
     assert job.newest.version == 2
     job.run(20, lambda rank: (1.04 if rank % 2 else 1.0) * (1.3 if rank == 0 else 1.0))
-    assert job.loop_state.inputs.rank_slowdowns
+    assert job.loop_state.planned_inputs.rank_slowdowns
     put_profile(job.services, "job", two_stages(1.5))
-    assert (job.loop_state.detected, job.loop_state.inputs.rank_slowdowns) == ((), ())
-    assert job.loop_state.inputs.stage_slowdowns == ()
+    assert (job.loop_state.detected, job.loop_state.drifts) == ((), ())
+    assert job.loop_state.planned_inputs == PlanningInputs()
 
 
 @pytest.mark.parametrize("is_restarted", [True, False])
@@ -158,7 +162,7 @@ def test_after_a_planning_that_failed_the_plan_that_holds_is_watched(
     def failing(*_: object) -> None:
         raise PlanningError("no plan today", field="planning")
 
-    monkeypatch.setattr("flyball_server.jobs.replanning.slowed_plan.make_slowed_plan", failing)
+    monkeypatch.setattr("flyball_server.jobs.reconcile.plans.make_slowed_plan", failing)
     job.run(MIN_STEPS + 6, slow(1, 1.3))
     assert get_job(job.services, "job").job.state == JobState.PLANNING_FAILED
     assert [one.rank for one in list_stragglers(job.services, "job")] == [1]
@@ -176,7 +180,7 @@ def test_a_slowdown_beyond_all_bounds_is_planned_with_the_bound(job: Running) ->
     assert [one.slowdown for one in list_stragglers(job.services, "job")] == [100.0]
     drifting = Running(num_pipelines=2, adaptation="frontier", effort="low")
     drifting.run(50, lambda rank: 0.001 if rank % 2 else 1.0)
-    assert {slowed.slowdown for slowed in drifting.loop_state.inputs.stage_slowdowns} == {0.01}
+    assert {slowed.slowdown for slowed in drifting.loop_state.drifts} == {0.01}
     assert get_job(drifting.services, "job").job.state == JobState.PLANNED
 
 
@@ -197,13 +201,11 @@ def test_a_finding_holds_for_no_other_profile_and_no_other_run(
 ) -> None:
     job = Running(adaptation="frontier", effort="low")
 
-    def overtaken(
-        services: JobServices, job_id: str, change: Change, *rest: str | PlanningSlots
-    ) -> bool:
+    def overtaken(services: JobServices, job_id: str, change: Change, why: str) -> None:
         meanwhile(services)
-        return update_and_replan(services, job_id, change, *rest)  # type: ignore[arg-type]
+        note_findings(services, job_id, change, why)
 
     job.run(MIN_STEPS, slow(1, 1.4))
-    monkeypatch.setattr("flyball_server.jobs.reconcile.stragglers.update_and_replan", overtaken)
+    monkeypatch.setattr("flyball_server.jobs.findings.stragglers.note_findings", overtaken)
     job.run(1, slow(1, 1.4))
-    assert (job.loop_state.detected, job.loop_state.inputs.rank_slowdowns) == ((), ())
+    assert (job.loop_state.detected, job.loop_state.planned_inputs) == ((), PlanningInputs())

@@ -30,7 +30,7 @@ from flyball_server.jobs.errors import (
 from flyball_server.jobs.lifecycle.job_life import LifeTimes, no_clocks_notes
 from flyball_server.jobs.measurements.measurements import list_steps
 from flyball_server.jobs.reconcile.expiry import ExpiryReconciler
-from flyball_server.jobs.reconcile.plans import ReplanReconciler, TimetableReconciler
+from flyball_server.jobs.reconcile.plans import PlanReconciler
 from flyball_server.jobs.records import RankRecord, StepDetail
 from flyball_server.jobs.registry import registration
 from flyball_server.jobs.registry.inspection import get_job, list_jobs, notes
@@ -293,8 +293,7 @@ def test_nobody_plans_for_a_job_that_is_over_and_after_a_while_it_is_deleted(lif
     job = get_job(life.services, "job").job
     with life.services.store.writing("job") as writer:
         writer.save_job(job.evolve(inputs_revision=job.inputs_revision + 1))
-    assert ReplanReconciler()(life.services, "job") is None
-    assert TimetableReconciler()(life.services, "job") is None
+    assert PlanReconciler()(life.services, "job") is None
     assert get_job(life.services, "job").newest_version == 1
     life.pass_time(7100)
     life.age()

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 from tests.planner.one_rank import register_rank
 from tests.planner.samples import (
+    MOMENT,
     CountingPlanner,
     Services,
     frequency_plan,
@@ -26,9 +27,8 @@ from flyball_server.jobs.errors import (
     RegistrationConflictError,
     UnknownJobError,
 )
-from flyball_server.jobs.loop_state import JobLoopState
-from flyball_server.jobs.reconcile.plans import ReplanReconciler
-from flyball_server.jobs.records import JobRecord
+from flyball_server.jobs.reconcile.plans import LOST_PAUSE_S, PlanReconciler
+from flyball_server.jobs.reconcile.solve import SLOT_RETRY_S, PlanningSlots
 from flyball_server.jobs.registry import inputs
 from flyball_server.jobs.registry.inspection import (
     JobSummary,
@@ -38,8 +38,6 @@ from flyball_server.jobs.registry.inspection import (
     require_job,
 )
 from flyball_server.jobs.registry.registration import leave_rank
-from flyball_server.jobs.replanning.plan_job import SLOT_RETRY_S, PlanningSlots
-from flyball_server.jobs.replanning.update_and_replan import update_and_replan
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.versions.plan_versions import add_version
 from flyball_server.planning.errors import PlanningError
@@ -238,19 +236,33 @@ def test_a_failure_is_mended(failed: JobServices, mend: Callable[[JobServices], 
     assert summary.newest_version == 1
 
 
-def test_a_planner_that_breaks_leaves_the_job_to_be_planned_by_a_retry() -> None:
+def test_a_planner_that_breaks_is_tried_again_after_growing_pauses_or_when_asked() -> None:
     class Broken(CountingPlanner):
         def __call__(self, request: PlanRequest) -> Plan:
-            if not self.requests:
-                self.requests.append(request)
+            plan = super().__call__(request)
+            if len(self.requests) < 4:
                 raise ZeroDivisionError
-            return super().__call__(request)
+            return plan
 
-    services = Services(Broken())
-    register_job(services.jobs, "job", job_spec())
-    with pytest.raises(ZeroDivisionError):
-        put_profile(services.jobs, "job", profile())
-    assert put_profile(services.jobs, "job", profile()).newest_version == 1
+    planner, now = Broken(), [MOMENT]
+    jobs = replace(Services(planner).jobs, now=lambda: now[0])
+    register_job(jobs, "job", job_spec())
+    with pytest.raises(PlanningFailedError, match="planning: unexpected error in the planner"):
+        put_profile(jobs, "job", profile())
+    job = get_job(jobs, "job").job
+    assert (job.state, job.problem) == (
+        JobState.PLANNING_FAILED,
+        "planning: unexpected error in the planner; see its log",
+    )
+    for num_requests, pause_s in enumerate((LOST_PAUSE_S, 2 * LOST_PAUSE_S), start=1):
+        for _ in range(2):
+            assert PlanReconciler()(jobs, "job") == pytest.approx(pause_s, rel=0.1)
+        assert len(planner.requests) == num_requests
+        now[0] += timedelta(seconds=pause_s)
+        PlanReconciler()(jobs, "job")
+    assert len(planner.requests) == 3
+    assert put_profile(jobs, "job", profile()).newest_version == 1
+    assert get_job(jobs, "job").job.state == JobState.PLANNED
 
 
 def test_planning_needs_a_thread(services: Services, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,7 +277,7 @@ def test_planning_needs_a_thread(services: Services, monkeypatch: pytest.MonkeyP
     assert job.state == JobState.PLANNING_FAILED
     assert job.problem == (
         "planning: no thread for it could be started (can't start new thread);"
-        " put the profile or the target again when that is over"
+        " it is tried again, with growing pauses"
     )
     put_profile(services.jobs, "job", profile())
     assert get_job(services.jobs, "job").job.state == JobState.PLANNED
@@ -322,9 +334,9 @@ def test_a_failed_job_is_planned_from_an_unplanned_change_once_a_slot_is_free(
     assert (changed.state, changed.problem) == (JobState.PLANNING_FAILED, None)
     slots = PlanningSlots(1)
     with slots.taken():
-        assert ReplanReconciler(slots)(failed, "job") == SLOT_RETRY_S
+        assert PlanReconciler(slots)(failed, "job") == SLOT_RETRY_S
         assert get_job(failed, "job").newest_version is None
-    assert ReplanReconciler(slots)(failed, "job") is None
+    assert PlanReconciler(slots)(failed, "job") is None
     summary = get_job(failed, "job")
     assert (summary.job.state, summary.newest_version) == (JobState.PLANNED, 1)
 
@@ -332,7 +344,7 @@ def test_a_failed_job_is_planned_from_an_unplanned_change_once_a_slot_is_free(
 def test_a_change_that_fails_is_planned_once(failed: JobServices, picky: PickyPlanner) -> None:
     change_and_die(failed, "power:2")
     for _ in range(3):
-        ReplanReconciler()(failed, "job")
+        PlanReconciler()(failed, "job")
     assert len(picky.requests) == 1
     assert get_job(failed, "job").job.problem == "target: only fastest is met"
     assert register_job(failed, "job", job_spec(target="power:1"))[0].newest_version is None
@@ -344,21 +356,6 @@ def test_a_change_that_fails_is_planned_once(failed: JobServices, picky: PickyPl
     assert change_and_die(failed, "fastest").job.problem == "target: only fastest is met"
 
 
-def test_a_change_whose_request_fails_meanwhile_is_not_planned_again(
-    failed: JobServices, picky: PickyPlanner
-) -> None:
-    class Overtaken(PlanningSlots):
-        @contextmanager
-        def taken(self) -> Generator[bool]:
-            with pytest.raises(PlanningFailedError):
-                change_target(failed, "job", TargetChange(target="power:2"))
-            yield True
-
-    change_and_die(failed, "power:2")
-    assert ReplanReconciler(Overtaken())(failed, "job") is None
-    assert len(picky.requests) == 1
-
-
 def test_a_failed_job_that_ended_is_planned_when_it_comes_back(failed: JobServices) -> None:
     register_rank(failed, rank_record(0))
     leave_rank(failed, "job", 0)
@@ -366,28 +363,12 @@ def test_a_failed_job_that_ended_is_planned_when_it_comes_back(failed: JobServic
         job = require_job(writer, "job")
         writer.save_job(job.moved(JobState.ENDED, problem=job.problem))
     change_and_die(failed, "fastest")
-    ReplanReconciler()(failed, "job")
+    PlanReconciler()(failed, "job")
     assert get_job(failed, "job").newest_version is None
     register_rank(failed, rank_record(0))
-    ReplanReconciler()(failed, "job")
+    PlanReconciler()(failed, "job")
     summary = get_job(failed, "job")
     assert (summary.job.state, summary.newest_version) == (JobState.PLANNED, 1)
-
-
-def test_a_change_that_finds_no_slot_is_stored_and_planned_later(failed: JobServices) -> None:
-    enqueued: list[str] = []
-    waiting = replace(failed, enqueue_reconcile=enqueued.append)
-
-    def wanted_fastest(_: JobRecord, loop_state: JobLoopState) -> JobLoopState:
-        return loop_state.evolve(inputs=replace(loop_state.inputs, target="fastest"))
-
-    slots = PlanningSlots(1)
-    with slots.taken():
-        assert update_and_replan(waiting, "job", wanted_fastest, "wanted so", slots)
-    assert enqueued == ["job"]
-    assert get_job(failed, "job").newest_version is None
-    assert ReplanReconciler()(failed, "job") is None
-    assert get_job(failed, "job").newest_version == 1
 
 
 # ------------------------------------------------------------------ plannings that come too late
@@ -400,11 +381,9 @@ def test_a_late_planning_adds_no_second_version(*, is_refused: bool) -> None:
     class Slow(CountingPlanner):
         def __call__(self, request: PlanRequest) -> Plan:
             plan = super().__call__(request)
+            digest = get_job(late, "job").planning.wanted(late).digest
             with late.store.writing("job") as writer:
-                add_version(late, writer, "job", plan)
-                job = require_job(writer, "job")
-                planned = job.moved(JobState.PLANNED)
-                writer.save_job(planned.evolve(planned_revision=job.inputs_revision))
+                add_version(late, writer, "job", plan, digest=digest)
             if is_refused:
                 raise PlanningError("took too long", field="planning")
             return plan

@@ -10,7 +10,7 @@ from tests.planner.stores import TemporaryJobStore
 
 from flyball_profiles.gpu_windows import load_gpu_window
 from flyball_server.jobs.errors import InvalidFieldError
-from flyball_server.jobs.replanning.plan_request import check_spec
+from flyball_server.jobs.registry.spec_checks import check_spec
 from flyball_wire.messages import MAX_MICROBATCHES, MAX_RANKS, MAX_STAGES
 from flyball_wire.orders import OtherOrder
 

@@ -346,7 +346,7 @@ def test_the_target_is_that_of_the_plan_that_runs_and_a_missed_one_is_named(
         job = writer.find_job("job")
         assert job is not None
         spec = replace(job.spec, target=missed.target)
-        writer.save_job(job.evolve(spec=spec, inputs_revision=1, planned_revision=1))
+        writer.save_job(job.evolve(spec=spec, inputs_revision=1))
         writer.save_loop_state(JobLoopState(job_id="job", missed=missed))
         nearest = replace(frequency_plan(), target=missed.nearest)
         writer.add_plan(plan_record(job_id="job", version=2, plan=nearest))
@@ -356,7 +356,7 @@ def test_the_target_is_that_of_the_plan_that_runs_and_a_missed_one_is_named(
         writer.name_first_step("job", 2, 20)
     assert shared.overview_of("job").target == missed.nearest
     with services.store.writing("job") as writer:
-        writer.save_job(job.evolve(inputs_revision=2, planned_revision=2))
+        writer.save_job(job.evolve(inputs_revision=2))
         writer.save_loop_state(JobLoopState(job_id="job"))
     assert shared.overview_of("job").missed is None
 

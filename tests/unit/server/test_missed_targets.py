@@ -14,8 +14,8 @@ from tests.planner.use_cases import change_target, put_profile
 
 from flyball_profiles.stage_profile_csv import parse_stage_profile
 from flyball_server.jobs.errors import PlanningFailedError
+from flyball_server.jobs.findings.announcements import withdraw_straggler
 from flyball_server.jobs.registry.inspection import get_job, notes
-from flyball_server.jobs.stragglers.announcements import withdraw_straggler
 from flyball_server.jobs.timetables import get_timetable
 from flyball_server.planning.errors import TargetUnreachableError
 from flyball_wire.closed_loop import MissedTarget
@@ -33,7 +33,7 @@ def is_kept(job: Running, missed: MissedTarget | None) -> bool:
     assert job.plan.target == (DEADLINE if missed is None else missed.nearest)
     assert job.plan.predicted.energy_j < job.plan.predicted.baseline_energy_j
     is_said = missed is not None and missed.text in notes(job.services, summary)
-    return summary.missed == missed and is_said is (missed is not None)
+    return summary.findings.missed == missed and is_said is (missed is not None)
 
 
 def test_a_straggler_or_a_new_profile_leaves_the_nearest_plan_and_its_end_the_target() -> None:
@@ -65,23 +65,33 @@ def test_a_measured_straggler_leaves_the_nearest_plan_refined_by_the_jobs_own_ef
     [detected] = job.loop_state.detected
     assert detected.slowdown == pytest.approx(1.15, rel=0.01)
     assert job.loop_state.missed is not None
-    assert job.loop_state.inputs.effort is None
     assert is_kept(job, job.loop_state.missed)
     assert job.plan.iteration_time_s == pytest.approx(1.68, rel=0.01)
 
 
-def test_a_target_that_cannot_be_met_when_it_is_set_is_refused() -> None:
+def test_a_target_that_cannot_be_met_is_refused_when_it_is_put_and_missed_afterwards() -> None:
     job = Running(effort="low")
     job.announce(1, 1.15)
     job.settle()
     before = job.newest
-    with pytest.raises(PlanningFailedError, match=r"fastest takes 1\.68 s"):
-        change_target(job.services, "job", TargetChange(target=DEADLINE))
+    for _ in range(2):
+        with pytest.raises(PlanningFailedError, match=r"fastest takes 1\.68 s"):
+            change_target(job.services, "job", TargetChange(target=DEADLINE))
+        job.settle()
+        summary = get_job(job.services, "job")
+        assert (summary.job.state, summary.findings.missed) == (JobState.PLANNING_FAILED, None)
+        assert job.newest == before
     job.announce(1, 1.2)
     job.settle()
-    summary = get_job(job.services, "job")
-    assert (summary.job.state, summary.missed) == (JobState.PLANNING_FAILED, None)
-    assert job.newest == before
+    assert is_kept(job, MissedTarget(target=DEADLINE, nearest="deadline:1.74"))
+    # The conditions under which it was refused come back, and another plan runs by now.
+    job.announce(1, 1.15)
+    job.settle()
+    assert is_kept(job, MISSED)
+    # What is put again is refused again.
+    change_target(job.services, "job", TargetChange(target="fastest"))
+    with pytest.raises(PlanningFailedError, match=r"fastest takes 1\.68 s"):
+        change_target(job.services, "job", TargetChange(target="deadline:1"))
 
 
 def test_a_power_budget_that_cannot_be_met_any_more_is_never_exceeded() -> None:

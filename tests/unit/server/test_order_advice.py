@@ -12,14 +12,14 @@ from tests.planner.stores import opened_store
 from tests.planner.use_cases import put_profile, register_job
 
 from flyball_server.jobs.errors import InvalidFieldError
+from flyball_server.jobs.findings.announcements import announce_straggler
 from flyball_server.jobs.loop_state import JobLoopState
 from flyball_server.jobs.reconcile import order_advice
 from flyball_server.jobs.reconcile.order_advice import OrderAdviceReconciler
-from flyball_server.jobs.reconcile.stragglers import StragglerReconciler
+from flyball_server.jobs.reconcile.plans import PlanReconciler
+from flyball_server.jobs.reconcile.solve import PlanningSlots
 from flyball_server.jobs.registry.inspection import get_job, notes
-from flyball_server.jobs.replanning.plan_job import PlanningSlots
 from flyball_server.jobs.services import JobServices
-from flyball_server.jobs.stragglers.announcements import announce_straggler
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.order_advice import advise_order
 from flyball_server.views.report import get_report
@@ -72,7 +72,7 @@ def test_a_planned_job_is_compared_once_and_says_so_in_notes_and_report(
     assert advice is not None
     assert (advice.schedule, advice.line) == ("envpipe", "run [1,0]")
     summary = get_job(job.services, "job")
-    assert summary.order_advice == get_report(job.services, "job").order_advice == advice
+    assert summary.findings.order_advice == get_report(job.services, "job").order_advice == advice
     assert notes(job.services, summary)[0] == advice.text
     assert summary.newest_version == 1  # nothing is changed
 
@@ -85,7 +85,7 @@ def test_a_straggler_needs_no_other_comparison_and_another_profile_does(
     job.react()
     before = job.loop_state.order_advice
     announce_straggler(job.services, "job", StragglerAnnouncement(rank=1, slowdown=1.5))
-    StragglerReconciler()(job.services, "job")
+    PlanReconciler()(job.services, "job")
     assert get_job(job.services, "job").newest_version == 2
     job.react()
     assert (job.num_solved, job.loop_state.order_advice) == (1, before)

@@ -16,12 +16,13 @@ from tests.planner.use_cases import put_profile, register_job
 from flyball_profiles.clock_transitions import ClockTransitions
 from flyball_profiles.gpu_windows import load_gpu_window
 from flyball_server.jobs.errors import InvalidFieldError
+from flyball_server.jobs.findings import placement
+from flyball_server.jobs.findings.placement import SHORTEST_PERIOD_S, PlacementReconciler
 from flyball_server.jobs.loop_state import MeasuredDelays
-from flyball_server.jobs.reconcile import placement
-from flyball_server.jobs.reconcile.placement import SHORTEST_PERIOD_S, PlacementReconciler
+from flyball_server.jobs.reconcile.plans import PlanReconciler
 from flyball_server.jobs.registry.inspection import get_job, get_plan
-from flyball_server.jobs.replanning.plan_request import with_measured_delays
 from flyball_server.jobs.services import JobServices
+from flyball_server.jobs.wanted.request import with_measured_delays
 from flyball_server.planning.request_options import clock_transitions, within_calls
 from flyball_server.views.planned_delays import planned_delays
 from flyball_wire.plan_options import PlanOptions
@@ -49,7 +50,9 @@ class Placed:
         register_rank(self.services, record)
 
     def react(self) -> float | None:
-        return self._reconciler(self.services, "job")
+        wait_s = self._reconciler(self.services, "job")
+        PlanReconciler()(self.services, "job")
+        return wait_s
 
     @property
     def newest(self) -> int:
@@ -168,7 +171,7 @@ def test_measured_delays_have_the_queue_of_a_stage_in_them_and_not_that_of_other
     assert A100 is not None
     options = PlanOptions(transitions=A100, gpus_at_once=2, gpus_in_node=num_in_node)
     delays = MeasuredDelays(version=1, num_steps=9, up_s=0.02)
-    planned, _ = with_measured_delays(options, two_stages(), delays, has_given_transitions=False)
+    planned = with_measured_delays(options, 2, delays, has_given_transitions=False)
     measured = A100.of_queue(2).with_medians(0.02, None)
     expected = measured.beside_other_stages() if num_in_node > 2 else measured
     assert clock_transitions(planned) == expected

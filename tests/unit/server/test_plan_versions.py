@@ -205,7 +205,7 @@ def test_a_rank_is_told_times_by_the_paces_that_its_plan_was_made_for(services: 
         writer.save_loop_state(
             JobLoopState(
                 job_id="job",
-                inputs=PlanningInputs(rank_slowdowns=(RankSlowdown(rank=1, slowdown=3.0),)),
+                detected=(RankSlowdown(rank=1, slowdown=3.0),),
                 planned_inputs=PlanningInputs(rank_slowdowns=(RankSlowdown(rank=1, slowdown=1.5),)),
             )
         )

@@ -16,7 +16,7 @@ from flyball_pipeline.instruction import InstructionKind
 from flyball_profiles.stage_profile import EnergyScope, OperatingPoint, StageProfile
 from flyball_server.jobs.errors import InvalidFieldError, RegistrationConflictError
 from flyball_server.jobs.probing import PATIENCE, PATIENCE_STEPS, probed_versions
-from flyball_server.jobs.reconcile.plans import ReplanReconciler
+from flyball_server.jobs.reconcile.plans import PlanReconciler
 from flyball_server.jobs.reconcile.probes import ProbeReconciler
 from flyball_server.jobs.records import StepDetail, StepRecord
 from flyball_server.jobs.registry.inspection import get_job, get_profiling, list_plans, require_job
@@ -83,7 +83,7 @@ class ProbedJob:
 
     def reconcile(self) -> None:
         assert ProbeReconciler()(self.services.jobs, "job") is None
-        assert ReplanReconciler()(self.services.jobs, "job") is None
+        assert PlanReconciler()(self.services.jobs, "job") is None
 
     def pass_time(self, duration: timedelta) -> None:
         now = self.services.jobs.now() + duration
@@ -130,8 +130,9 @@ class ProbedJob:
                 rank=measured.stage,
                 step=self.step,
                 by_clock=tuple(
-                    (str(of.kind), of.chunk, of.sm_clock_mhz, of.count, of.mean_s, of.variance_s2)
+                    (str(of.kind), of.chunk, of.sm_clock_mhz, count, of.mean_s, of.variance_s2)
                     for of in measured.instructions
+                    for count in [int(of.count)]
                 ),
             )
             details = [detail] if self.tells else []

@@ -27,10 +27,10 @@ from flyball_server.jobs.errors import MissingProfileError, StoreBusyError, Unkn
 from flyball_server.jobs.loop_state import Comparison
 from flyball_server.jobs.reconcile import all_reconcilers
 from flyball_server.jobs.reconcile.loop import NUM_THREADS, ReconcileLoop, Reconciler
+from flyball_server.jobs.reconcile.solve import NUM_SLOTS
 from flyball_server.jobs.records import JobRecord
 from flyball_server.jobs.registry import inputs
 from flyball_server.jobs.registry.inspection import get_job
-from flyball_server.jobs.replanning.plan_job import NUM_SLOTS
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.planning.planner import PlanRequest
@@ -231,7 +231,7 @@ def test_a_job_that_is_gone_is_looked_at_no_more(caplog: pytest.LogCaptureFixtur
 
 # ------------------------------------------------------------------ after posts of ranks
 
-FAILED = {"is_planned": False, "problem": "no"}
+FAILED = {"problem": "no"}
 
 
 class Noticed:
@@ -242,7 +242,6 @@ class Noticed:
         state: JobState,
         comparison: Comparison | None,
         *,
-        is_planned: bool = True,
         problem: str | None = None,
         **spec: Any,  # noqa: ANN401 - as JobSpec has them
     ) -> None:
@@ -252,7 +251,6 @@ class Noticed:
         with made.store.writing("job") as writer:
             job = writer.find_job("job")
             assert job is not None
-            job = job.evolve(inputs_revision=2, planned_revision=2 if is_planned else 1)
             writer.save_job(job.evolve(state=state, problem=problem))
             loop_state = writer.find_loop_state("job")
             writer.save_loop_state(loop_state.evolve(comparison=comparison))
@@ -278,9 +276,6 @@ class Noticed:
         (JobState.PROFILING, {"profiling": "online"}, True),
         (JobState.ENDED, {}, True),
         (JobState.EXPIRED, {}, True),
-        # What a planner that was killed has left.
-        (JobState.PLANNED, {"is_planned": False}, True),
-        (JobState.AWAITING_PROFILE, {"is_planned": False}, True),
         # Ranks may be left probing.
         (JobState.PLANNING_FAILED, {**FAILED, "profiling": "online"}, True),
         (JobState.PLANNING_FAILED, FAILED, True),

@@ -18,15 +18,15 @@ from tests.planner.use_cases import change_target, put_profile, register_job
 from flyball_profiles.stage_profile import StageProfile
 from flyball_profiles.stage_profile_csv import parse_stage_profile
 from flyball_server.jobs.errors import PlanningFailedError
-from flyball_server.jobs.loop_state import JobLoopState, RankSlowdown
+from flyball_server.jobs.loop_state import RankSlowdown
+from flyball_server.jobs.reconcile.plans import PlanReconciler
 from flyball_server.jobs.reconcile.reconfigurations import (
     PATIENCE_STEPS,
     STEPS_PER_WINDOW,
     ReconfigurationReconciler,
 )
-from flyball_server.jobs.records import JobRecord, PlanRecord
+from flyball_server.jobs.records import PlanRecord
 from flyball_server.jobs.registry.inspection import get_job, get_plan, require_job
-from flyball_server.jobs.replanning.update_and_replan import update_and_replan
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.contract import JobStore
 from flyball_server.jobs.store.sql.job_reader import JobReader
@@ -352,11 +352,9 @@ def test_waits_are_those_of_the_slowest_pipeline_with_or_without_microbatches(
 
 def slowdown_ranks(services: JobServices, *slowdowns: RankSlowdown) -> None:
     """Plan the job for just these slow ranks."""
-
-    def change(_: JobRecord, loop_state: JobLoopState) -> JobLoopState:
-        return loop_state.evolve(inputs=replace(loop_state.inputs, rank_slowdowns=slowdowns))
-
-    assert update_and_replan(services, "job", change, "other paces")
+    with services.store.writing("job") as writer:
+        writer.save_loop_state(writer.find_loop_state("job").evolve(detected=slowdowns))
+    PlanReconciler()(services, "job")
 
 
 @pytest.mark.parametrize("num_dp", [1, 2])

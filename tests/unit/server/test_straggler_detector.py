@@ -16,10 +16,8 @@ from tests.planner.samples import rank_record, step_record
 from flyball_pipeline.work import StepWork, WorkCoefficients, step_work
 from flyball_profiles.examples import load_example_profile
 from flyball_profiles.stage_profile import StageProfile
-from flyball_server.jobs.loop_state import RankSlowdown, WorkModel
-from flyball_server.jobs.records import RankRecord, StepDetail
-from flyball_server.jobs.stragglers.detector import SlowdownRules, Slowdowns, find_slowdowns
-from flyball_server.jobs.stragglers.step_ratios import (
+from flyball_server.jobs.findings.detector import SlowdownRules, Slowdowns, find_slowdowns
+from flyball_server.jobs.findings.step_ratios import (
     RankStep,
     StageWork,
     clock_times,
@@ -27,6 +25,8 @@ from flyball_server.jobs.stragglers.step_ratios import (
     rank_step,
     stage_work,
 )
+from flyball_server.jobs.loop_state import RankSlowdown, WorkModel
+from flyball_server.jobs.records import RankRecord, StepDetail
 from flyball_server.planning.model.simulator import simulate
 from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_wire.plan_options import Effort, PlanOptions, Policy

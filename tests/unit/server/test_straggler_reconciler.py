@@ -12,18 +12,18 @@ from tests.planner.samples import job_spec, rank_record
 from tests.planner.use_cases import put_profile, register_job
 
 from flyball_server.jobs.errors import InvalidFieldError
-from flyball_server.jobs.reconcile.plans import LONGEST_PAUSE_S, TimetableReconciler
-from flyball_server.jobs.reconcile.stragglers import StragglerReconciler
-from flyball_server.jobs.registry.inspection import get_job, get_plan
-from flyball_server.jobs.replanning import slowed_plan
-from flyball_server.jobs.replanning.plan_job import LEAST_GAIN
-from flyball_server.jobs.stragglers.announcements import (
+from flyball_server.jobs.findings.announcements import (
     announce_straggler,
     list_stragglers,
     withdraw_straggler,
 )
+from flyball_server.jobs.findings.stragglers import StragglerReconciler
+from flyball_server.jobs.reconcile import plans
+from flyball_server.jobs.reconcile.plans import LEAST_GAIN, PlanReconciler
+from flyball_server.jobs.registry.inspection import get_job, get_plan
 from flyball_server.jobs.timetables import delete_timetable, get_timetable, put_timetable
 from flyball_server.jobs.versions.rank_plans import rank_instructions
+from flyball_server.jobs.wanted.wanted import LONGEST_PAUSE_S
 from flyball_server.planning.planner import model_of_request, simulated_choice
 from flyball_server.planning.policies._base import PolicyChoice
 from flyball_server.planning.stragglers.slowed_pipelines import (
@@ -60,7 +60,7 @@ def test_an_announced_straggler_is_planned_for_twice(monkeypatch: pytest.MonkeyP
         reserves.append(slowed.request.options.reserve)
         return with_poor_quick_plans(slowed)
 
-    monkeypatch.setattr(slowed_plan, "make_slowed_plan", noted)
+    monkeypatch.setattr(plans, "make_slowed_plan", noted)
     job = Running()
     before = job.plan
     job.announce(1, 1.2)
@@ -68,14 +68,12 @@ def test_an_announced_straggler_is_planned_for_twice(monkeypatch: pytest.MonkeyP
     quick = job.plan
     assert job.newest.version == 2
     assert quick.iteration_time_s > before.iteration_time_s
-    assert job.loop_state.inputs.effort == "low"
     job.react()
     assert job.newest.version == 2, "not before all ranks have the quick plan"
     job.acknowledged()
     job.pacing = StragglerReconciler()  # a planner that was restarted goes on where it was
     job.react()
     assert job.newest.version == 3
-    assert job.loop_state.inputs.effort is None
     assert job.plan.predicted.energy_j < (1 - LEAST_GAIN) * quick.predicted.energy_j
     assert reserves == [0.0, None], "the quick plan keeps it, one is chosen for the next"
     job.acknowledged()
@@ -90,8 +88,7 @@ def test_a_plan_made_at_once_stays_where_more_effort_brings_too_little_and_that_
 
     def is_planned(name: str) -> Callable[[str], None]:
         def note(job_id: str) -> None:
-            stored = get_job(job.services, job_id).job
-            told[name].append(stored.planned_revision == stored.inputs_revision)
+            told[name].append(get_job(job.services, job_id).planning.is_planned(job.services))
 
         return note
 
@@ -106,8 +103,7 @@ def test_a_plan_made_at_once_stays_where_more_effort_brings_too_little_and_that_
     assert {name: known[-1] for name, known in told.items()} == {"wake": True, "notice": True}
     job.settle()
     assert job.newest.version == 2
-    assert job.loop_state.inputs.effort is None
-    assert job.loop_state.planned_inputs == job.loop_state.inputs
+    assert get_job(job.services, "job").planning.is_planned(job.services)
     assert get_job(job.services, "job").job.state == JobState.PLANNED
 
 
@@ -125,11 +121,10 @@ def test_earlier_plans_of_the_same_profile_are_taken_without_a_search(
 
     num_requests = len(job.requests)
     with monkeypatch.context() as without_search:
-        without_search.setattr(slowed_plan, "make_slowed_plan", never)
+        without_search.setattr(plans, "make_slowed_plan", never)
         withdraw_straggler(job.services, "job", 1)
         job.settle()
         assert (job.newest.version, job.plan) == (3, before)
-        assert job.loop_state.inputs.effort is None
         job.announce(1, 1.2)
         job.settle()
         assert (job.newest.version, job.plan) == (4, slow)
@@ -201,7 +196,7 @@ def test_a_job_without_a_profile_is_planned_for_it_once_that_comes(job: Running)
     register_job(job.services, "other", job_spec(num_microbatches=NUM_MICROBATCHES))
     register_rank(job.services, rank_record(1, job_id="other"))
     announce_straggler(job.services, "other", StragglerAnnouncement(rank=1, slowdown=1.5))
-    job.pacing(job.services, "other")
+    PlanReconciler()(job.services, "other")
     assert get_job(job.services, "other").job.state == JobState.AWAITING_PROFILE
     put_profile(job.services, "other", two_stages())
     plan = get_plan(job.services, "other", 1).plan
@@ -220,22 +215,22 @@ def test_a_timetables_target_holds_in_its_window_and_the_jobs_own_after_it(job: 
     summary = put_timetable(job.services, "job", night())
     assert summary.current_target == "fastest"
     assert summary.next_change == job.now.replace(hour=22).isoformat()
-    assert TimetableReconciler()(job.services, "job") == LONGEST_PAUSE_S
+    assert PlanReconciler()(job.services, "job") == LONGEST_PAUSE_S
     job.pass_time(10 * 3600 - 60)
-    assert TimetableReconciler()(job.services, "job") == 60
+    assert PlanReconciler()(job.services, "job") == 60
     assert job.newest.version == 1
     job.pass_time(60)
     for _ in range(2):
-        TimetableReconciler()(job.services, "job")
+        PlanReconciler()(job.services, "job")
         assert job.newest.version == 2
     assert job.plan.iteration_time_s > before.iteration_time_s
     assert get_timetable(job.services, "job").current_target == "least-energy"
     job.pass_time(8 * 3600)
-    TimetableReconciler()(job.services, "job")
+    PlanReconciler()(job.services, "job")
     assert job.plan == before
     job.pass_time(16 * 3600)
     put_timetable(job.services, "job", night("slowdown:0.2"))
-    TimetableReconciler()(job.services, "job")
+    PlanReconciler()(job.services, "job")
     job.announce(0, 1.5)
     job.settle()
     # With the straggler and with the target of the window.
@@ -245,7 +240,7 @@ def test_a_timetables_target_holds_in_its_window_and_the_jobs_own_after_it(job: 
     withdraw_straggler(job.services, "job", 0)
     for _ in range(2):
         delete_timetable(job.services, "job")
-    assert TimetableReconciler()(job.services, "job") is None
+    assert PlanReconciler()(job.services, "job") is None
     job.settle()
     assert job.plan == before
     assert get_timetable(job.services, "job").timetable is None
@@ -254,13 +249,13 @@ def test_a_timetables_target_holds_in_its_window_and_the_jobs_own_after_it(job: 
 def test_a_budget_that_no_plan_meets_is_said_and_the_next_change_still_comes(job: Running) -> None:
     job.pass_time(17.75 * 3600)
     put_timetable(job.services, "job", night("power:1"))
-    assert TimetableReconciler()(job.services, "job") == LONGEST_PAUSE_S
+    assert PlanReconciler()(job.services, "job") == LONGEST_PAUSE_S
     assert get_job(job.services, "job").job.state == JobState.PLANNING_FAILED
     assert job.plan.target == "fastest"
     job.pass_time(600)
-    assert TimetableReconciler()(job.services, "job") == 300
+    assert PlanReconciler()(job.services, "job") == 300
     job.pass_time(300)
-    TimetableReconciler()(job.services, "job")
+    PlanReconciler()(job.services, "job")
     assert get_job(job.services, "job").job.state == JobState.PLANNED
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flyball_server.jobs.errors import InvalidFieldError
-from flyball_server.jobs.timetables import (
+from flyball_server.jobs.wanted.timetable import (
     MAX_WINDOWS,
     check_timetable,
     next_change,

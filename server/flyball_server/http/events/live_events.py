@@ -20,10 +20,10 @@ from flyball_server.http.problem_handlers import problem_of
 from flyball_server.jobs.auth.access import Access
 from flyball_server.jobs.bounds import MAX_COUNT
 from flyball_server.jobs.errors import JobsError
+from flyball_server.jobs.findings.announcements import current_stragglers
 from flyball_server.jobs.registry import inspection
 from flyball_server.jobs.registry.inspection import require_job
 from flyball_server.jobs.services import JobServices
-from flyball_server.jobs.stragglers.announcements import current_stragglers
 from flyball_server.jobs.timetables import timetable_status
 from flyball_server.jobs.waiters import JobWaiters
 from flyball_server.views.history import HistoryMemory, plan_summaries

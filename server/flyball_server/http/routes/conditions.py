@@ -5,7 +5,7 @@ from __future__ import annotations
 from flyball_server.http.dependencies import JobId, Rank, State
 from flyball_server.http.openapi.documentation import call_router
 from flyball_server.jobs import timetables
-from flyball_server.jobs.stragglers.announcements import (
+from flyball_server.jobs.findings.announcements import (
     announce_straggler,
     list_stragglers,
     withdraw_straggler,

@@ -5,8 +5,15 @@ from __future__ import annotations
 from fastapi import Response
 from starlette.concurrency import run_in_threadpool
 
-from flyball_server.http.dependencies import JobId, NewJobId, PlannerState, State, check_size
-from flyball_server.http.mapping import job_spec, job_view, launch
+from flyball_server.http.dependencies import (
+    JobId,
+    NewJobId,
+    State,
+    check_size,
+    planned_view,
+    shown_job,
+)
+from flyball_server.http.mapping import job_spec, launch
 from flyball_server.http.middleware.token_access import CallerAccess
 from flyball_server.http.openapi.documentation import JSON, call_router, problems
 from flyball_server.jobs.job_state import JobInput
@@ -45,7 +52,7 @@ async def put_job(
         registration.register_job, state.services, job_id, spec, launch(job)
     )
     response.status_code = 201 if is_new else 200
-    return await _planned_view(state, stored, JobInput.REGISTRATION)
+    return await planned_view(state, stored, JobInput.REGISTRATION)
 
 
 @ROUTER.get(
@@ -59,13 +66,13 @@ def get_jobs(state: State, access: CallerAccess) -> list[messages.JobView]:
     With a job's token the list has that job and its earlier runs only.
     """
     summaries = inspection.list_jobs(state.services)
-    return [_view(state, each) for each in summaries if access.opens(each.job.job_id)]
+    return [shown_job(state, each) for each in summaries if access.opens(each.job.job_id)]
 
 
 @ROUTER.get(routes.JOB, summary="Get a job", response_description="The job.")
 def get_job(state: State, job_id: JobId) -> messages.JobView:
     """Return the job's current registration, its ranks, and the state of its plans."""
-    return _view(state, inspection.get_job(state.services, job_id))
+    return shown_job(state, inspection.get_job(state.services, job_id))
 
 
 @ROUTER.put(
@@ -81,7 +88,7 @@ async def put_target(state: State, job_id: JobId, change: TargetChange) -> messa
     current plan stays active.
     """
     stored = await run_in_threadpool(change_target, state.services, job_id, change)
-    return await _planned_view(state, stored, JobInput.TARGET)
+    return await planned_view(state, stored, JobInput.TARGET)
 
 
 @ROUTER.delete(
@@ -124,15 +131,3 @@ async def get_overview(state: State, access: CallerAccess) -> Response:
 def get_job_overview(state: State, job_id: JobId) -> JobOverview:
     """Return the job's row of the overview, with current figures."""
     return state.reading.overview_of(job_id)
-
-
-async def _planned_view(
-    state: PlannerState, stored: inspection.JobSummary, changed: JobInput
-) -> messages.JobView:
-    """Plan the job if the change requires it, and return the job."""
-    planned = await state.plan_coalescer.planned(stored, changed)
-    return await run_in_threadpool(_view, state, planned)
-
-
-def _view(state: PlannerState, summary: inspection.JobSummary) -> messages.JobView:
-    return job_view(summary, inspection.notes(state.services, summary))

@@ -16,9 +16,15 @@ from flyball_profiles.stage_profile_csv import (
     parse_stage_profile_rows,
     write_stage_profile,
 )
-from flyball_server.http.dependencies import JobId, PlannerState, State, check_profile
+from flyball_server.http.dependencies import (
+    JobId,
+    PlannerState,
+    State,
+    check_profile,
+    planned_view,
+)
 from flyball_server.http.json_body import parse_unique
-from flyball_server.http.mapping import job_view, profile_rows
+from flyball_server.http.mapping import profile_rows
 from flyball_server.http.openapi.documentation import (
     BODY_ERRORS,
     JSON,
@@ -85,8 +91,7 @@ async def put_profile(request: Request, state: State, job_id: JobId) -> messages
     kind = require_content_type(request, CSV, JSON)
     body = await request.body()
     stored = await run_in_threadpool(_read_and_put, state, job_id, kind, body)
-    summary = await state.plan_coalescer.planned(stored, JobInput.PROFILE)
-    return job_view(summary, await run_in_threadpool(inspection.notes, state.services, summary))
+    return await planned_view(state, stored, JobInput.PROFILE)
 
 
 @ROUTER.get(

@@ -6,7 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from flyball_profiles.gpu_conditions import SAME_LIMIT
 from flyball_profiles.stage_profile import StageProfile
@@ -16,17 +16,14 @@ from flyball_server.jobs.conditions.changes import (
     changed_ranks,
     stage_limits_w,
 )
+from flyball_server.jobs.findings.noting import note_findings
 from flyball_server.jobs.job_state import OVER, UNPROFILED, JobInput
 from flyball_server.jobs.loop_state import ChangedConditions, JobLoopState
 from flyball_server.jobs.records import JobRecord, RankRecord
 from flyball_server.jobs.registry.inspection import require_job
-from flyball_server.jobs.replanning.plan_job import PLENTY, PlanningSlots, SlottedReconciler
-from flyball_server.jobs.replanning.update_and_replan import update_and_replan
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.sql.job_reader import JobReader
-from flyball_server.jobs.stragglers.announcements import forget_measured_slowdowns
 from flyball_wire.messages import JobState
-from flyball_wire.targets import LIMIT_TARGET
 
 _LOG = logging.getLogger(__name__)
 
@@ -46,7 +43,7 @@ class _Found:
     has_profile: bool
 
 
-class ConditionsReconciler(SlottedReconciler):
+class ConditionsReconciler:
     """Reconciler that answers changes of a job's GPUs, such as a lowered power limit.
 
     It plans from the newest of the job's profiles that was measured under the present conditions.
@@ -55,16 +52,11 @@ class ConditionsReconciler(SlottedReconciler):
     """
 
     order = 15
+    runs_after_posts = None  # a post with other conditions enqueues the job by itself
 
-    def __init__(self, slots: PlanningSlots = PLENTY) -> None:
-        super().__init__(slots)
+    def __init__(self) -> None:
         # By job, time of the last read, monotonic s.
         self._read_s: dict[str, float] = {}
-
-    def runs_after_posts(self, reader: JobReader, job: JobRecord) -> bool:
-        """Return False: a post with other conditions enqueues the job by itself."""
-        del reader, job
-        return False
 
     def __call__(self, services: JobServices, job_id: str) -> float | None:
         """Answer a change; return the wait until the next read."""
@@ -87,7 +79,7 @@ class ConditionsReconciler(SlottedReconciler):
         }
         if (changed or is_without) and _plan_from_kept(services, found):
             return None
-        before = found.loop_state.inputs.changed
+        before = found.loop_state.changed
         if changed is None or before is None or before.text != changed.text:
             self._note(services, found, changed)
             before = changed
@@ -103,18 +95,18 @@ class ConditionsReconciler(SlottedReconciler):
         self, services: JobServices, found: _Found, changed: ChangedConditions | None
     ) -> None:
         """Store what has changed; the job is planned where that begins or ends a change."""
-        if found.loop_state.inputs.changed == changed:
+        if found.loop_state.changed == changed:
             return
 
         def noted(job: JobRecord, current: JobLoopState) -> JobLoopState:
             if job.start_id != found.job.start_id:
                 return current
-            return current.evolve(inputs=replace(current.inputs, changed=changed))
+            return current.evolve(changed=changed)
 
         why = "its GPUs are under the profile's conditions again"
         if changed is not None:
             why = f"its profile does not hold: {changed.text}"
-        update_and_replan(services, found.job.job_id, noted, why, self._slots)
+        note_findings(services, found.job.job_id, noted, why)
 
 
 def _read(reader: JobReader, job: JobRecord) -> _Found:
@@ -128,24 +120,19 @@ def _read(reader: JobReader, job: JobRecord) -> _Found:
 
 
 def _store_limits(services: JobServices, found: _Found) -> None:
-    """Store the ranks' power limits; `ReplanReconciler` plans a job whose target they are."""
+    """Store the ranks' power limits; a job is planned whose target they are."""
     job_id = found.job.job_id
     is_whole = len(found.ranks) >= found.job.spec.num_expected_ranks
     limits_w = stage_limits_w(found.ranks, found.job.spec.num_stages) if is_whole else ()
     before_w = found.loop_state.power_limits_w
     if len(limits_w) == len(before_w) and all(map(_is_same_limit, before_w, limits_w)):
         return
-    with services.store.writing(job_id) as writer:
-        job, loop_state = require_job(writer, job_id), writer.find_loop_state(job_id)
-        if job.start_id != found.job.start_id:
-            return
-        writer.save_loop_state(loop_state.evolve(power_limits_w=limits_w))
-        target = loop_state.inputs.target or job.spec.target
-        if target == LIMIT_TARGET and writer.has_profile(job_id):
-            writer.save_job(job.with_change(JobInput.CONTROL))
-            _LOG.info(
-                "job %s: planned for %g W, the sum of its power limits", job_id, sum(limits_w)
-            )
+
+    def noted(job: JobRecord, current: JobLoopState) -> JobLoopState:
+        is_same = job.start_id == found.job.start_id
+        return current.evolve(power_limits_w=limits_w) if is_same else current
+
+    note_findings(services, job_id, noted, f"its power limits add up to {sum(limits_w):g} W")
 
 
 def _is_same_limit(one_w: float, other_w: float) -> bool:
@@ -155,7 +142,7 @@ def _is_same_limit(one_w: float, other_w: float) -> bool:
 def _plan_from_kept(services: JobServices, found: _Found) -> bool:
     """Store the newest profile measured under the present conditions; return whether there is one.
 
-    `ReplanReconciler` plans from it.
+    `PlanReconciler` plans from it.
     """
     job_id = found.job.job_id
     with services.store.writing(job_id) as writer:
@@ -166,10 +153,8 @@ def _plan_from_kept(services: JobServices, found: _Found) -> bool:
         if not kept:
             return False
         writer.save_profile(job_id, kept[0])
-        forget_measured_slowdowns(services, writer, job_id)
-        loop_state = writer.find_loop_state(job_id)
-        inputs = replace(loop_state.inputs, changed=None)
-        writer.save_loop_state(loop_state.evolve(inputs=inputs))
+        findings = writer.find_loop_state(job_id).without_measured()
+        writer.save_loop_state(findings.evolve(changed=None))
         writer.save_job(job.with_change(JobInput.PROFILE))
     _LOG.info("job %s: planned from its profile measured under the present conditions", job_id)
     services.enqueue_reconcile(job_id)
@@ -196,9 +181,8 @@ def _measure_again(services: JobServices, before: JobRecord) -> None:
         if job.start_id != before.start_id or job.state in UNPROFILED:
             return
         writer.delete_profile(job.job_id)
-        loop_state = writer.find_loop_state(job.job_id)
-        inputs = replace(loop_state.inputs, changed=None)
-        writer.save_loop_state(loop_state.evolve(inputs=inputs, profiling=None))
-        writer.save_job(job.with_change(JobInput.CONTROL).moved(JobState.AWAITING_PROFILE))
+        findings = writer.find_loop_state(job.job_id)
+        writer.save_loop_state(findings.evolve(changed=None, profiling=None))
+        writer.save_job(job.with_change(JobInput.PROFILE).moved(JobState.AWAITING_PROFILE))
     _LOG.info("job %s: measured again, since the conditions of its GPUs have changed", job.job_id)
     services.enqueue_reconcile(job.job_id)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from flyball_server.jobs.job_state import OVER, UNPROFILED, JobInput
+from flyball_server.jobs.job_state import OVER
 from flyball_server.jobs.loop_state import RefusedRegistration
 from flyball_server.jobs.records import JobRecord, RankRecord, ranks_text
 from flyball_server.jobs.store.sql.job_reader import JobReader
@@ -76,9 +76,10 @@ def living_state(reader: JobReader, job: JobRecord) -> JobState:
         return job.state
     if job.problem is not None:
         return JobState.PLANNING_FAILED
-    if job.planned_revision:
+    newest = reader.newest_version(job.job_id)
+    if newest is not None and newest.digest is not None:
         return JobState.PLANNED
-    is_measured = job.spec.is_profiled_online and reader.list_versions(job.job_id)
+    is_measured = job.spec.is_profiled_online and newest is not None
     return JobState.PROFILING if is_measured else JobState.AWAITING_PROFILE
 
 
@@ -103,6 +104,7 @@ def job_notes(
     versions: Sequence[PlanVersion],
     refused: RefusedRegistration | None,
     *,
+    is_being_planned: bool,
     now: datetime,
     times: LifeTimes,
 ) -> tuple[str, ...]:
@@ -111,7 +113,7 @@ def job_notes(
     notes = [] if refusal is None else [refusal]
     if job.state in OVER:
         return tuple(notes)
-    if _is_being_planned(job):
+    if is_being_planned:
         notes.append("is being planned")
     missing = sorted(set(range(job.spec.num_expected_ranks)) - {rank.rank for rank in ranks})
     if missing:
@@ -167,9 +169,3 @@ def _all_silent(last: datetime, times: LifeTimes) -> str:
         return text
     expiry = last + timedelta(seconds=times.job_expiry_s)
     return f"{text}, and at {expiry:%Y-%m-%d %H:%M} it expires"
-
-
-def _is_being_planned(job: JobRecord) -> bool:
-    """Return whether planning is running, or will start as soon as a planner is available."""
-    is_behind = job.planned_revision < job.inputs_revision and job.problem is None
-    return is_behind and (job.state not in UNPROFILED or job.changed_input == JobInput.PROFILE)

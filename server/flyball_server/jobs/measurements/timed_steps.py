@@ -14,11 +14,11 @@ from flyball_pipeline.errors import PipelineError
 from flyball_pipeline.schedule import Schedule
 from flyball_pipeline.work import StepWork
 from flyball_profiles.stage_profile import StageProfile
+from flyball_server.jobs.findings.step_ratios import clock_times
 from flyball_server.jobs.loop_state import MeasuredDelays, WorkModel
 from flyball_server.jobs.measurements.step_saving import step_plans_saving_percent
 from flyball_server.jobs.records import PlanRecord, RankRecord
 from flyball_server.jobs.store.sql.job_reader import JobReader
-from flyball_server.jobs.stragglers.step_ratios import clock_times
 from flyball_server.planning.documents.recorded_plan import models_of_plan
 from flyball_server.planning.model.array_dag import ArrayDag, FloatArray, array_dag
 from flyball_server.planning.policies.measured_reconfigure import (
@@ -238,6 +238,8 @@ def delays_of_steps(
     changes = MedianDelays()
     if not plan.is_separate:
         changes = measured_change_delays(_timed_stages(plan, profile, dag, alike))
+    if factors is not None:
+        changes = _shorter_than(changes, float(alike.compute_s.min()))
     work, saving_percent = shared_scatter(dag, steps.compute_s), None
     if work:
         saving_percent = _step_plans_saving_percent(plan, profile, steps)
@@ -251,6 +253,20 @@ def delays_of_steps(
         jitter=_jitter(dag, alike, plan),
         work=work,
         step_plans_saving_percent=saving_percent,
+    )
+
+
+def _shorter_than(changes: MedianDelays, shortest_s: float) -> MedianDelays:
+    """Return the delays below the shortest instruction's time.
+
+    A longer one cannot be told from none where work moves begins: each instruction then runs at the
+    clock before its own, which looks like another time of its kind.
+    """
+    return MedianDelays(
+        **{
+            name: delay_s if delay_s is not None and delay_s < shortest_s else None
+            for name, delay_s in vars(changes).items()
+        }
     )
 
 

@@ -36,7 +36,7 @@ def works_at_highest(
         job_id: ID of the job.
         steps: steps, rising.
     """
-    work = reader.find_loop_state(job_id).inputs.step_work if steps else None
+    work = reader.find_loop_state(job_id).lasting.step_work if steps else None
     if work is None or not work.num_microbatches:
         return {}
     pipelines = {

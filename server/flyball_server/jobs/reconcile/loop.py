@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from flyball_server.jobs.errors import JobsError, StoreError, UnknownJobError
+from flyball_server.jobs.reconcile.solve import NUM_SLOTS
 from flyball_server.jobs.records import JobRecord
-from flyball_server.jobs.replanning.plan_job import NUM_SLOTS
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.log_setup import about
@@ -44,8 +44,8 @@ class Reconciler(Protocol):
       nothing. Calls for one job are serialised among all planners on the store; calls for several
       jobs run at once.
     - After posts of measured steps it is called only if one of the reconcilers may have something
-      to do then. What a killed planner has left undone is found at the next post, by whichever
-      planner receives it.
+      to do then. What a killed planner has left undone is found within the minute, by whichever
+      planner runs.
     - It keeps its state in the store, so that a restarted planner continues.
     - Errors of the tree in `jobs.errors` may escape: they are logged, and the job is reconciled
       again after its next change, within the minute; after store errors within a few seconds.
@@ -56,8 +56,9 @@ class Reconciler(Protocol):
         """Position among the reconcilers, which are called in rising order for each job."""
         ...
 
-    def runs_after_posts(self, reader: JobReader, job: JobRecord) -> bool:
-        """Return whether it may have something to do after a post of the job's ranks."""
+    @property
+    def runs_after_posts(self) -> Callable[[JobReader, JobRecord], bool] | None:
+        """Function that returns whether a post may give it something to do; None: none does."""
         ...
 
     def __call__(self, services: JobServices, job_id: str) -> float | None:
@@ -105,7 +106,8 @@ class ReconcileLoop:
 
     def runs_after_posts(self, reader: JobReader, job: JobRecord) -> bool:
         """Return whether a reconciler may have something to do after a post of the ranks."""
-        return any(one.runs_after_posts(reader, job) for one in self._reconcilers)
+        asked = (one.runs_after_posts for one in self._reconcilers)
+        return any(runs is not None and runs(reader, job) for runs in asked)
 
     def start(self, services: JobServices) -> None:
         """Start to reconcile all stored jobs, and from then on those that change."""

@@ -11,10 +11,14 @@ from flyball_server.jobs.conditions.changes import with_conditions
 from flyball_server.jobs.errors import InvalidFieldError, JobsError
 from flyball_server.jobs.job_state import UNPROFILED, JobInput
 from flyball_server.jobs.probing import ProbingRecord, probe_plans, read_probing
+from flyball_server.jobs.reconcile.solve import (
+    SLOT_RETRY_S,
+    SlottedReconciler,
+    SupersededError,
+    solve,
+)
 from flyball_server.jobs.records import JobRecord
 from flyball_server.jobs.registry.inspection import newest_plan, require_job
-from flyball_server.jobs.replanning.plan_job import SLOT_RETRY_S, SlottedReconciler
-from flyball_server.jobs.replanning.solve import SupersededError, is_same_work, solve
 from flyball_server.jobs.savings.energy_scopes import common_scope
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.sql.job_reader import JobReader
@@ -133,7 +137,7 @@ def _publish(services: JobServices, job: JobRecord, plan: Plan, record: ProbingR
 
 
 def _finish(services: JobServices, job: JobRecord, move: Finished) -> None:
-    """Store the profile; `ReplanReconciler` plans from it."""
+    """Store the profile; `PlanReconciler` plans from it."""
     with services.store.writing(job.job_id) as writer:
         now = _still_unprofiled(writer, job)
         if now is None:
@@ -190,5 +194,5 @@ def _back_to_highest(services: JobServices, job_id: str) -> None:
 def _still_unprofiled(writer: JobWriter, job: JobRecord) -> JobRecord | None:
     """Return the current job; None: it has changed, or a profile was uploaded meanwhile."""
     now = require_job(writer, job.job_id)
-    is_same = is_probed(now) and is_same_work(job, now)
+    is_same = is_probed(now) and job.is_same_work(now)
     return now if is_same and not writer.has_profile(job.job_id) else None

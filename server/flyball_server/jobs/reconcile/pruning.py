@@ -5,9 +5,7 @@ from __future__ import annotations
 import time
 
 from flyball_server.jobs.measurements.pruning import prune_some
-from flyball_server.jobs.records import JobRecord
 from flyball_server.jobs.services import JobServices
-from flyball_server.jobs.store.sql.job_reader import JobReader
 
 # Period between two passes over a job, s.
 PERIOD_S = 30.0
@@ -22,15 +20,11 @@ class PruningReconciler:
     """Reconciler that prunes a job's steps, in short transactions with pauses between them."""
 
     order = 70
+    runs_after_posts = None  # what has to be pruned is known long before
 
     def __init__(self) -> None:
         # By job, time of the next pass, monotonic s.
         self._due_s: dict[str, float] = {}
-
-    def runs_after_posts(self, reader: JobReader, job: JobRecord) -> bool:
-        """Return false: what has to be pruned is known long before."""
-        del reader, job
-        return False
 
     def __call__(self, services: JobServices, job_id: str) -> float | None:
         """Prune the job's steps for a while; return the time until the next pass."""

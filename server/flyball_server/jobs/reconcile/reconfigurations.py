@@ -15,11 +15,10 @@ from itertools import islice
 from flyball_pipeline.errors import PipelineError
 from flyball_server.jobs.records import JobRecord, PlanRecord, RankRecord, StepDetail
 from flyball_server.jobs.registry.inspection import newest_plan, newest_version, require_job
-from flyball_server.jobs.replanning.plan_request import plan_request
-from flyball_server.jobs.replanning.solve import is_same_work
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.sql.job_reader import JobReader
-from flyball_server.jobs.versions.plan_versions import add_version
+from flyball_server.jobs.versions.plan_versions import add_again
+from flyball_server.jobs.versions.planning import read_planning
 from flyball_server.planning.documents.recorded_plan import model_of_plan
 from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
 from flyball_server.planning.model.simulator import simulate
@@ -37,7 +36,7 @@ from flyball_server.planning.policies.measured_reconfigure import (
 )
 from flyball_server.planning.policies.reconfigure import reconfigure
 from flyball_wire.messages import Adaptation, MeasurementDetail
-from flyball_wire.plans.plan import Plan, Purpose
+from flyball_wire.plans.plan import Purpose
 
 # Number of a version's steps that are read: a run that started over has later ones too.
 MOST_STEPS = 64
@@ -163,14 +162,12 @@ class _Round:
     """Active version and its measurements.
 
     Attributes:
-        plan: plan of the version.
         assignment: clocks of the version.
         is_hopeless: true if it has run for long without a usable measurement.
     """
 
     job: JobRecord
     record: PlanRecord
-    plan: Plan
     loop: MeasuredLoop
     assignment: Assignment
     windows: list[MeasuredPipeline]
@@ -189,7 +186,7 @@ class ReconfigurationReconciler:
     def runs_after_posts(self, reader: JobReader, job: JobRecord) -> bool:
         """Return whether measured waits raise its clocks."""
         del reader
-        return is_reconfigured(job)
+        return job.spec.adaptation == Adaptation.RECONFIGURE
 
     def __call__(self, services: JobServices, job_id: str) -> None:
         """Raise clocks once more if needed."""
@@ -208,33 +205,27 @@ class ReconfigurationReconciler:
         _act(services, this, decision)
 
 
-def is_reconfigured(job: JobRecord) -> bool:
-    """Return whether measured waits raise its clocks."""
-    return job.spec.adaptation == Adaptation.RECONFIGURE
-
-
 def _round(services: JobServices, reader: JobReader, job_id: str) -> _Round | None:
     """Return the facts to decide on; None: the job is not to be reconfigured now."""
     job = require_job(reader, job_id)
-    if not is_reconfigured(job):
+    if job.spec.adaptation != Adaptation.RECONFIGURE:
         return None  # other jobs cost no more than this one read
     record = newest_plan(reader, job_id)
     if record is None:
         return None
     plan = record.plan
     is_open = record.purpose == Purpose.RAISE
-    is_current = record.first_step is not None and job.planned_revision == job.inputs_revision
-    if not (is_open and is_current) or plan.is_separate:
+    if not is_open or record.first_step is None or plan.is_separate:
         return None
-    profile = reader.find_profile(job_id)
-    if profile is None:
+    planning, profile = read_planning(reader, job), reader.find_profile(job_id)
+    target = planning.wanted(services).plan
+    if profile is None or target is None or not planning.is_planned(services):
         return None
-    request = plan_request(job.spec, profile, services.gpu_window, reader.find_loop_state(job_id))
     model, assignment = model_of_plan(profile, plan)
     loop = MeasuredLoop(
         model=model,
         manner=job.spec.reconfiguration,
-        granularity_mhz=request.reconfigure_granularity_mhz,
+        granularity_mhz=target.reconfigure_granularity_mhz,
     )
     windows = observation_windows(
         reader, record, model, steps_per_window=STEPS_PER_WINDOW, max_windows=loop.finish_limit
@@ -242,7 +233,6 @@ def _round(services: JobServices, reader: JobReader, job_id: str) -> _Round | No
     return _Round(
         job=job,
         record=record,
-        plan=plan,
         loop=loop,
         assignment=assignment,
         windows=windows,
@@ -277,11 +267,11 @@ def _publish(
     services: JobServices, this: _Round, assignment: Assignment, detail: MeasurementDetail, why: str
 ) -> None:
     """Add the version unless the job has another one by now."""
-    model, before = this.loop.model, this.plan.predicted
+    model, before = this.loop.model, this.record.plan.predicted
     simulation = simulate(model, assignment)
-    [pipeline] = this.plan.pipelines
+    [pipeline] = this.record.plan.pipelines
     plan = replace(
-        this.plan,
+        this.record.plan,
         reconfigure=this.loop.manner,
         iteration_time_s=simulation.iteration_time_s,
         pipelines=(replace(pipeline, stages=planned_stages(model, assignment)),),
@@ -297,9 +287,10 @@ def _publish(
     with services.store.writing(job_id) as writer:
         now = require_job(writer, job_id)
         newest = newest_version(writer.list_versions(job_id))
-        if not is_same_work(this.job, now) or newest != this.record.version:
+        if not this.job.is_same_work(now) or newest != this.record.version:
             return
-        record = add_version(services, writer, job_id, plan, measurement_detail=detail)
+        raised = this.record.evolve(plan=plan, measurement_detail=detail, solve_s=0.0)
+        record = add_again(services, writer, raised)
     services.notify_pollers(job_id)
     services.enqueue_reconcile(job_id)
     _LOG.info("job %s: plan %d: %s", job_id, record.version, why)

@@ -1,7 +1,4 @@
-"""Use cases that store a job's planning inputs: its profile, its target.
-
-The caller then plans the job (`plan_if_needed`).
-"""
+"""Use cases that store a job's planning inputs, its profile and its target; the loop plans."""
 
 from __future__ import annotations
 
@@ -10,17 +7,19 @@ from dataclasses import replace
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.jobs.conditions.changes import ProfiledConditions, changed_conditions
 from flyball_server.jobs.errors import InvalidFieldError
+from flyball_server.jobs.findings.noting import note_findings
 from flyball_server.jobs.job_state import JobInput
 from flyball_server.jobs.registry.inspection import JobSummary, require_job, summarise
-from flyball_server.jobs.replanning.plan_request import check_spec
+from flyball_server.jobs.registry.spec_checks import check_spec
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.sql.job_writer import JobWriter
-from flyball_server.jobs.stragglers.announcements import forget_measured_slowdowns
 from flyball_wire.plan_options import TargetChange
 
 
 def put_profile(services: JobServices, job_id: str, profile: StageProfile) -> JobSummary:
     """Store the profile that the job is planned from; the same again changes nothing.
+
+    A lost solver is tried again at once.
 
     Raises:
         UnknownJobError: the job does not exist.
@@ -35,11 +34,15 @@ def put_profile(services: JobServices, job_id: str, profile: StageProfile) -> Jo
             )
         if writer.find_profile(job_id) != profile:
             writer.save_profile(job_id, profile)
-            forget_measured_slowdowns(services, writer, job_id)
+            # They were measured against the profile before.
+            writer.save_loop_state(writer.find_loop_state(job_id).without_measured())
             _compare_conditions(services, writer, job_id, profile)
             job = job.with_change(JobInput.PROFILE)
             writer.save_job(job)
-        return summarise(writer, job)
+        summary = summarise(writer, job)
+    note_findings(services, job_id, lambda _, findings: findings.with_lost_due())
+    services.enqueue_reconcile(job_id)
+    return summary
 
 
 def _compare_conditions(
@@ -48,9 +51,7 @@ def _compare_conditions(
     """Note whether the profile holds for the job's ranks, before it is planned from."""
     profiled, ranks = ProfiledConditions.of(profile), writer.list_ranks(job_id)
     changed = changed_conditions(profiled, ranks, services.now().timestamp())
-    loop_state = writer.find_loop_state(job_id)
-    inputs = replace(loop_state.inputs, changed=changed)
-    writer.save_loop_state(loop_state.evolve(inputs=inputs))
+    writer.save_loop_state(writer.find_loop_state(job_id).evolve(changed=changed))
 
 
 def change_target(services: JobServices, job_id: str, change: TargetChange) -> JobSummary:
@@ -72,4 +73,7 @@ def change_target(services: JobServices, job_id: str, change: TargetChange) -> J
                 # The refusal of profiling stands until there is a profile to plan from.
                 job = job.evolve(problem=problem)
             writer.save_job(job)
-        return summarise(writer, job)
+        summary = summarise(writer, job)
+    note_findings(services, job_id, lambda _, findings: findings.with_lost_due())
+    services.enqueue_reconcile(job_id)
+    return summary

@@ -18,15 +18,14 @@ from flyball_server.jobs.errors import (
 )
 from flyball_server.jobs.job_state import OVER
 from flyball_server.jobs.lifecycle.job_life import job_notes
-from flyball_server.jobs.loop_state import RefusedRegistration, ShapeChange
+from flyball_server.jobs.loop_state import JobLoopState
 from flyball_server.jobs.records import JobRecord, PlanRecord, RankRecord
 from flyball_server.jobs.savings.energy_scopes import scope_notes
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.sql.job_reader import JobReader
-from flyball_wire.closed_loop import MissedTarget
+from flyball_server.jobs.versions.planning import PlanningSnapshot, read_planning
 from flyball_wire.messages import PlanVersion
 from flyball_wire.online_profiling import ProfilingResult, ProfilingState, ProfilingStatus
-from flyball_wire.orders import OrderAdvice
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,30 +36,29 @@ class JobSummary:
         newest_version: newest plan version; None: no version yet.
         active_version: newest version with a first step; None: none yet.
         versions: all its versions, rising.
-        missed: target that the newest plan misses; None: it meets its target.
-        order_advice: order that the job would save more with; None: none is known.
-        refused: newest refused registration; None: none since the job was registered last.
-        shape_change: newest change of the number of microbatches; None: none in this run.
+        planning: facts that decide what it should run, its findings among them.
         profile_scope: what the energies of its profile count; None: not known.
         profiled: conditions that its profile was measured under; None: not known.
-        target: current target.
-        work_note: line on steps that differ in their work, or on announced work that is not used;
-            None: neither.
     """
 
     job: JobRecord
     ranks: tuple[RankRecord, ...]
     newest_version: int | None
     active_version: int | None
+    planning: PlanningSnapshot
     versions: tuple[PlanVersion, ...] = ()
-    missed: MissedTarget | None = None
-    order_advice: OrderAdvice | None = None
-    refused: RefusedRegistration | None = None
-    shape_change: ShapeChange | None = None
     profile_scope: EnergyScope | None = None
     profiled: ProfiledConditions | None = None
-    target: str = ""
-    work_note: str | None = None
+
+    @property
+    def findings(self) -> JobLoopState:
+        """Findings about the job."""
+        return self.planning.findings
+
+    @property
+    def target(self) -> str:
+        """Target of its newest plan, or its own."""
+        return self.findings.planned_inputs.target or self.job.spec.target
 
 
 def get_job(services: JobServices, job_id: str) -> JobSummary:
@@ -146,34 +144,33 @@ def summarise(reader: JobReader, job: JobRecord) -> JobSummary:
     """Return the job with its ranks and versions, read in the same transaction."""
     versions = reader.list_versions(job.job_id)
     active = [entry.version for entry in versions if entry.first_step is not None]
-    loop_state = reader.find_loop_state(job.job_id)
     return JobSummary(
         job=job,
         ranks=reader.list_ranks(job.job_id),
         newest_version=newest_version(versions),
         active_version=max(active, default=None),
+        planning=read_planning(reader, job),
         versions=versions,
-        missed=loop_state.missed,
-        order_advice=loop_state.order_advice,
-        refused=loop_state.refused,
-        shape_change=loop_state.shape_change,
         profile_scope=reader.profile_scope(job.job_id),
         profiled=reader.profiled_conditions(job.job_id),
-        target=loop_state.inputs.target or job.spec.target,
-        work_note=loop_state.inputs.work_note,
     )
 
 
 def notes(services: JobServices, summary: JobSummary) -> tuple[str, ...]:
     """Return a readable line for each pending condition or anomaly of the job."""
-    of_plan = [found.text for found in (summary.missed, summary.order_advice) if found is not None]
+    findings = summary.findings
+    work_note = findings.lasting.work_note
+    of_plan = [
+        found.text for found in (findings.missed, findings.order_advice) if found is not None
+    ]
     of_plan += shape_notes(summary)
-    of_plan += [] if summary.work_note is None else [summary.work_note]
+    of_plan += [] if work_note is None else [work_note]
     of_job = job_notes(
         summary.job,
         summary.ranks,
         summary.versions,
-        summary.refused,
+        findings.refused,
+        is_being_planned=summary.planning.is_being_planned(services),
         now=services.now(),
         times=services.life,
     )
@@ -198,7 +195,7 @@ def gpu_notes(summary: JobSummary) -> list[str]:
 
 def shape_notes(summary: JobSummary) -> tuple[str, ...]:
     """Return a line where the steps have another number of microbatches than any plan in force."""
-    change = summary.shape_change
+    change = summary.findings.shape_change
     if change is None or (summary.active_version or 0) > change.after_version:
         return ()
     return (f"{change}: no plan for that is in force yet, and no clock is set",)

@@ -33,7 +33,7 @@ from flyball_server.jobs.registry.inspection import (
 )
 from flyball_server.jobs.registry.launch import Launch, check_start, check_start_id
 from flyball_server.jobs.registry.rank_batch import RankBatch
-from flyball_server.jobs.replanning.plan_request import check_spec
+from flyball_server.jobs.registry.spec_checks import check_spec
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.jobs.store.sql.job_writer import JobWriter
@@ -137,7 +137,7 @@ _UNTOLD = Launch()
 def register_job(
     services: JobServices, job_id: str, spec: JobSpec, launch: Launch = _UNTOLD
 ) -> tuple[JobSummary, bool]:
-    """Register a job; the same again changes nothing. The caller plans it.
+    """Register a job; the same again changes nothing. The reconcile loop plans it.
 
     Another start of the training begins once no rank of the one before is left, which its launcher
     may say. A job without any plan yet may be registered again with other values, and so may one
@@ -156,10 +156,12 @@ def register_job(
         TooManyJobsError: the job is new, and the limit of stored jobs is reached.
     """
     try:
-        return _register_job(services, job_id, spec, launch)
+        registered = _register_job(services, job_id, spec, launch)
     except (WrongStateError, InvalidFieldError) as error:
         _note_refused(services, job_id, error, rank=None, host=launch.host)
         raise
+    services.enqueue_reconcile(job_id)
+    return registered
 
 
 def _register_job(

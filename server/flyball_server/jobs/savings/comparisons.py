@@ -11,16 +11,15 @@ from flyball_server.jobs.errors import (
     NoRanksPresentError,
     NothingToCompareError,
 )
+from flyball_server.jobs.findings.noting import note_findings
 from flyball_server.jobs.job_state import OVER
 from flyball_server.jobs.lifecycle.job_life import is_gone
-from flyball_server.jobs.loop_state import Comparison
+from flyball_server.jobs.loop_state import Comparison, JobLoopState
 from flyball_server.jobs.measurements.step_fold import StepFold
 from flyball_server.jobs.measurements.step_reading import read_fold, step_kinds
-from flyball_server.jobs.records import PlanRecord
+from flyball_server.jobs.records import JobRecord
 from flyball_server.jobs.registry.inspection import newest_plan, require_job
 from flyball_server.jobs.services import JobServices
-from flyball_server.jobs.store.sql.job_writer import JobWriter
-from flyball_server.jobs.versions.plan_versions import add_version
 from flyball_wire.closed_loop import ComparisonState, ComparisonStatus
 
 # The energy counter updates about every 100 ms: a block of this length loses a few percent.
@@ -45,7 +44,7 @@ def start_comparison(services: JobServices, job_id: str, num_pairs: int) -> Comp
         NoRanksPresentError: no rank has registered, or all of them are silent or have left.
         InvalidFieldError: the number of pairs is out of bounds.
     """
-    wanted = Comparison(num_pairs=num_pairs)
+    asked = Comparison(num_pairs=num_pairs)
     with services.store.writing(job_id) as writer:
         job = require_job(writer, job_id)
         newest = newest_plan(writer, job_id)
@@ -59,15 +58,11 @@ def start_comparison(services: JobServices, job_id: str, num_pairs: int) -> Comp
         if all(is_gone(rank, now, services.life) for rank in ranks):
             raise NoRanksPresentError(job_id=job_id)
         loop_state = writer.find_loop_state(job_id)
-        known = loop_state.comparison
-        if known is None or known.is_done:
-            writer.save_loop_state(loop_state.evolve(comparison=wanted))
-        elif known.num_pairs != num_pairs:
-            # The steps that it has measured count for the new number too.
-            changed = Comparison(
-                num_pairs=num_pairs, version=known.version, of_version=known.of_version
-            )
-            writer.save_loop_state(loop_state.evolve(comparison=changed))
+        known = loop_state.open_comparison
+        # The steps that it has measured count for another number too.
+        begun = asked if known is None else replace(known, num_pairs=num_pairs)
+        if begun != known:
+            writer.save_loop_state(loop_state.evolve(comparison=begun))
     services.enqueue_reconcile(job_id)
     # Counting its steps takes a while, so it is done outside the writing transaction.
     return get_comparison(services, job_id)
@@ -92,39 +87,15 @@ def delete_comparison(services: JobServices, job_id: str) -> None:
     Raises:
         UnknownJobError: the job does not exist.
     """
-    with services.store.writing(job_id) as writer:
-        require_job(writer, job_id)
-        loop_state = writer.find_loop_state(job_id)
-        running = loop_state.comparison
-        if running is None or running.is_done:
-            return
+
+    def withdrawn(_: JobRecord, findings: JobLoopState) -> JobLoopState:
+        running = findings.open_comparison
+        if running is None:
+            return findings
         ended = None if running.version is None else replace(running, is_done=True)
-        writer.save_loop_state(loop_state.evolve(comparison=ended))
-        newest = newest_plan(writer, job_id)
-        # It may run as another version than its own, after a run that started over.
-        if ended is not None and newest is not None and newest.baseline_cycle:
-            add_with_cycle(services, writer, newest, baseline_cycle=())
-    services.notify_pollers(job_id)
-    services.enqueue_reconcile(job_id)
+        return findings.evolve(comparison=ended)
 
-
-def add_with_cycle(
-    services: JobServices,
-    writer: JobWriter,
-    record: PlanRecord,
-    *,
-    baseline_cycle: tuple[bool, ...],
-) -> PlanRecord:
-    """Add the same plan as the next version, with other steps at the highest clocks."""
-    return add_version(
-        services,
-        writer,
-        record.job_id,
-        record.plan,
-        solve_s=record.solve_s,
-        measurement_detail=record.measurement_detail,
-        baseline_cycle=baseline_cycle,
-    )
+    note_findings(services, job_id, withdrawn)
 
 
 def progress_of(comparison: Comparison | None, fold: StepFold) -> ComparisonStatus:

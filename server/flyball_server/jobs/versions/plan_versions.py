@@ -38,6 +38,7 @@ def add_version(
     solve_s: float = 0.0,
     measurement_detail: MeasurementDetail = MeasurementDetail.TOTALS,
     baseline_cycle: tuple[bool, ...] = (),
+    digest: str | None = None,
 ) -> PlanRecord:
     """Store the plan as the job's next version, inside the caller's transaction.
 
@@ -47,18 +48,31 @@ def add_version(
     Raises:
         InvalidFieldError: Ranks cannot take their parts of it.
     """
-    check_parts_fit(plan, cycle_length=len(baseline_cycle))
     record = PlanRecord(
         job_id=job_id,
-        version=(newest_version(writer.list_versions(job_id)) or 0) + 1,
+        version=1,
         created_at=services.now(),
         solve_s=solve_s,
         plan=plan,
         measurement_detail=measurement_detail,
         baseline_cycle=baseline_cycle,
+        digest=digest,
     )
-    writer.add_plan(record)
-    return record
+    return add_again(services, writer, record)
+
+
+def add_again(services: JobServices, writer: JobWriter, record: PlanRecord) -> PlanRecord:
+    """Store a version's plan as the job's next version, without a first step.
+
+    Raises:
+        InvalidFieldError: Ranks cannot take their parts of it.
+    """
+    check_parts_fit(record.plan, cycle_length=len(record.baseline_cycle))
+    newest = writer.newest_version(record.job_id)
+    version = 1 if newest is None else newest.version + 1
+    added = record.evolve(version=version, created_at=services.now(), first_step=None)
+    writer.add_plan(added)
+    return added
 
 
 _LOG = logging.getLogger(__name__)
@@ -182,7 +196,7 @@ def _settle(services: JobServices, writer: JobWriter, job_id: str, version: int)
         if _is_overtaken(version, versions):
             return False
         writer.name_first_step(job_id, version, first_step)
-        has_work = writer.find_loop_state(job_id).inputs.work is not None
+        has_work = writer.find_loop_state(job_id).work is not None
         if plan.measurement_detail == MeasurementDetail.TOTALS and not has_work:
             writer.drop_step_details(job_id, first_step)  # nothing reads them again
         return True
@@ -213,8 +227,7 @@ def _plan_anew(services: JobServices, writer: JobWriter, record: PlanRecord) -> 
     """Add the plan again as the next version, without a first step."""
     # Renaming the old version's step would not do: ranks that acknowledged early have received it
     # already, and request newer versions only.
-    anew = record.evolve(version=record.version + 1, created_at=services.now(), first_step=None)
-    writer.add_plan(anew)
+    anew = add_again(services, writer, record)
     _LOG.info(
         "job %s: the run has started over; plan %d is the same as plan %d",
         record.job_id,

@@ -25,6 +25,7 @@ from flyball_server.jobs.registry.registration import register_job
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.jobs.store.sql.job_writer import JobWriter
+from flyball_server.jobs.versions.planning import read_planning
 from flyball_server.jobs.versions.rank_plans import rank_instructions
 from flyball_wire.messages import JobSpec
 from flyball_wire.plans.plan import PlannedInstruction
@@ -102,12 +103,12 @@ def hold_common_version(
         UnplannedJobError: planning has failed.
     """
     with services.store.reading() as reader:
-        if _version(reader, require_job(reader, job_id)) is None:
+        if _version(services, reader, require_job(reader, job_id)) is None:
             batch = RankBatch(reader, job_id, ranks)
             return tuple(_part(batch, None, rank) for rank in ranks)
     with services.store.writing(job_id) as writer:
         job = require_job(writer, job_id)
-        version = _version(writer, job)
+        version = _version(services, writer, job)
         plan = None if version is None else require_plan(writer, job_id, version)
         batch = RankBatch(writer, job_id, ranks)
         parts = tuple(_part(batch, plan, rank) for rank in ranks)
@@ -119,7 +120,7 @@ def hold_common_version(
     return parts
 
 
-def _version(reader: JobReader, job: JobRecord) -> int | None:
+def _version(services: JobServices, reader: JobReader, job: JobRecord) -> int | None:
     held = [
         rank.acknowledged_version
         for rank in reader.list_ranks(job.job_id)
@@ -129,7 +130,7 @@ def _version(reader: JobReader, job: JobRecord) -> int | None:
         return min(held)
     if job.problem is not None:
         raise UnplannedJobError(job_id=job.job_id, problem=job.problem)
-    if job.planned_revision != job.inputs_revision:
+    if not read_planning(reader, job).standing(services).is_settled(job):
         return None
     return newest_version(reader.list_versions(job.job_id))
 

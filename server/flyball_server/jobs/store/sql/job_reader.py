@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
+from dataclasses import fields
 from datetime import datetime
 from typing import Any, TypeVar
 
@@ -29,6 +30,7 @@ from flyball_server.jobs.moments import StageMoments
 from flyball_server.jobs.records import (
     FoldPlace,
     JobRecord,
+    NewestVersion,
     PlanRecord,
     RankPlace,
     RankRecord,
@@ -172,6 +174,11 @@ class JobReader:
         query = select(PROFILES.c.job_id).where(self._of(PROFILES, job_id))
         return self._connection.execute(query).scalar_one_or_none() is not None
 
+    def profile_digest(self, job_id: str) -> str | None:
+        """Return the digest of the job's profile; None: no profile."""
+        query = select(PROFILES.c.digest).where(self._of(PROFILES, job_id))
+        return self._connection.execute(query).scalar_one_or_none()
+
     def find_plan(self, job_id: str, version: int) -> PlanRecord | None:
         """Return one version of the job's plan, or None."""
         query = select(PLANS).where(self._of(PLANS, job_id), PLANS.c.version == version)
@@ -188,6 +195,13 @@ class JobReader:
         query = select(PLANS.c.version, PLANS.c.first_step).where(self._of(PLANS, job_id))
         rows = self._connection.execute(query.order_by(PLANS.c.version))
         return tuple(PlanVersion(version=row.version, first_step=row.first_step) for row in rows)
+
+    def newest_version(self, job_id: str) -> NewestVersion | None:
+        """Return the newest version of the job's plan, without the plan; None: no version."""
+        columns = [PLANS.c[field.name] for field in fields(NewestVersion)]
+        query = select(*columns).where(self._of(PLANS, job_id)).order_by(PLANS.c.version.desc())
+        row = self._connection.execute(query.limit(1)).one_or_none()
+        return None if row is None else record_of(NewestVersion, row)
 
     def list_plan_times(self, job_id: str) -> dict[int, datetime]:
         """Return the creation time of each version of the job's plan."""

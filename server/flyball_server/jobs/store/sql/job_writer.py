@@ -44,6 +44,7 @@ from flyball_server.jobs.store.sql.sql_rows import (
     moments_of,
     moments_values,
     plan_values,
+    profile_digest,
     profile_document,
     profiled_conditions_text,
     values_of,
@@ -112,8 +113,14 @@ class JobWriter(JobReader):
     def save_profile(self, job_id: str, profile: StageProfile) -> None:
         """Store this profile, replacing any older one; keep it for its conditions, if recorded."""
         document, under = json.dumps(profile_document(profile)), profiled_conditions_text(profile)
-        values = {"job_id": job_id, "document": document, "energy_scope": profile.energy_scope}
-        self._upsert(PROFILES, [self._of_job(values | {"conditions": under})])
+        values = {
+            "job_id": job_id,
+            "document": document,
+            "energy_scope": profile.energy_scope,
+            "conditions": under,
+            "digest": profile_digest(profile),
+        }
+        self._upsert(PROFILES, [self._of_job(values)])
         if under is not None:
             self._keep_profile(job_id, str(profile.conditions), document)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
+from array import array
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields
 from datetime import datetime
@@ -56,6 +58,31 @@ def profile_document(profile: StageProfile) -> dict[str, Any]:
             ],
         }
     )
+
+
+def profile_digest(profile: StageProfile) -> str:
+    """Return the digest of what a plan depends on in a profile."""
+    return _digested(profile).hex()
+
+
+def _digested(profile: StageProfile) -> bytes:
+    digest = hashlib.sha256(repr(profile.num_ranks_per_stage).encode())
+    for (stage, kind), points in sorted(profile.points.items()):
+        digest.update(f"{stage} {kind}".encode())
+        figures = [
+            figure
+            for point in points
+            for figure in (
+                *(point.frequency_mhz, point.time_s, point.energy_j, point.rank_waiting_s),
+                *(point.time_error_s, point.jitter),
+            )
+        ]
+        digest.update(array("d", figures).tobytes())
+        held_by = [point.held_by for point in points]
+        digest.update(repr(held_by).encode() if any(held_by) else b"")
+    for chunk in profile.chunks:
+        digest.update(_digested(chunk))
+    return digest.digest()
 
 
 def profiled_conditions_text(profile: StageProfile) -> str | None:

@@ -143,7 +143,6 @@ JOBS = Table(
     Column("spec", Text, nullable=False),
     Column("changed_input", String(32), nullable=False),
     Column("inputs_revision", _WHOLE, nullable=False),
-    Column("planned_revision", _WHOLE, nullable=False),
     Column("start", Text),
     Column("run", Text),
     Column("restart_count", BigInteger),
@@ -159,6 +158,7 @@ PROFILES = Table(
     Column("job_id", String(128), ForeignKey("jobs.job_id"), primary_key=True),
     Column("document", Text, nullable=False),
     Column("energy_scope", String(16)),
+    Column("digest", String(64), nullable=False),
     Column("conditions", Text),
 )
 
@@ -210,6 +210,7 @@ PLANS = Table(
     Column("document", Text, nullable=False),
     Column("measurement_detail", String(32), nullable=False),
     Column("baseline_cycle", Text, nullable=False),
+    Column("digest", String(80)),
 )
 
 # Counts of a rank's step, which totals add up.

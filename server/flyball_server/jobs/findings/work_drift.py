@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from datetime import datetime
+from dataclasses import replace
 
-from flyball_server.jobs.job_state import OVER
-from flyball_server.jobs.loop_state import JobLoopState, StageSlowdown, WorkModel
-from flyball_server.jobs.reconcile.comparisons import open_comparison
-from flyball_server.jobs.reconcile.stragglers import (
+from flyball_server.jobs.findings.noting import note_findings
+from flyball_server.jobs.findings.stragglers import (
     MIN_STEPS,
     DetectionWindow,
     adapts_frontier,
     measured_slowdowns,
 )
+from flyball_server.jobs.job_state import OVER
+from flyball_server.jobs.loop_state import JobLoopState, StageSlowdown, WorkModel
 from flyball_server.jobs.records import JobRecord
 from flyball_server.jobs.registry.inspection import require_job
-from flyball_server.jobs.replanning.plan_job import PLENTY, PlanningSlots, SlottedReconciler
-from flyball_server.jobs.replanning.solve import is_same_work
-from flyball_server.jobs.replanning.update_and_replan import update_and_replan
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.sql.job_reader import JobReader
+from flyball_server.jobs.versions.planning import read_planning
 from flyball_server.kit.lru import Lru
 
 # Number of steps between two looks at a job's times.
@@ -30,7 +26,7 @@ _PAUSE_STEPS = 20
 _KEPT_JOBS = 32
 
 
-class WorkDriftReconciler(SlottedReconciler):
+class WorkDriftReconciler:
     """Reconciler that scales the coefficients of announced work where times have drifted.
 
     A drift is found as that of a profile is: times of all ranks of a stage and kind against those
@@ -38,71 +34,57 @@ class WorkDriftReconciler(SlottedReconciler):
     all coefficients anew. Jobs with `adaptation` `frontier` are planned with the drift instead.
     """
 
-    order = 58
+    order = 56
 
-    def __init__(self, slots: PlanningSlots = PLENTY) -> None:
-        super().__init__(slots)
-        self._guard = threading.Lock()
-        self._seen = Lru[str, _Seen](_KEPT_JOBS)
+    def __init__(self) -> None:
+        self._seen = Lru[str, DetectionWindow](_KEPT_JOBS)
 
     def runs_after_posts(self, reader: JobReader, job: JobRecord) -> bool:
         """Return whether the job's steps have plans from fitted coefficients."""
         return _is_watched(job, reader.find_loop_state(job.job_id))
 
-    def __call__(self, services: JobServices, job_id: str) -> float | None:
+    def __call__(self, services: JobServices, job_id: str) -> None:
         """Give ranks scaled coefficients if times have drifted."""
         with services.store.reading() as reader:
             job, loop_state = require_job(reader, job_id), reader.find_loop_state(job_id)
             if not _is_watched(job, loop_state):
-                return None
+                return
+            if not read_planning(reader, job).is_planned(services):
+                return
             drifts = self._drifts(reader, job, loop_state, services.now().timestamp())
-        work = loop_state.inputs.work
+        work = loop_state.work
         if not drifts or work is None:
-            return None
+            return
         drifted = with_drifts(work, drifts)
 
         def changed(now: JobRecord, current: JobLoopState) -> JobLoopState:
-            if not is_same_work(job, now) or current.inputs.work != work:
-                return current
-            return current.evolve(inputs=replace(current.inputs, work=drifted))
+            is_same = job.is_same_work(now) and current.work == work
+            return current.evolve(work=drifted) if is_same else current
 
-        why = "times of announced work have drifted; its ranks get other factors"
-        update_and_replan(services, job_id, changed, why, self._slots)
-        return None
+        note_findings(services, job_id, changed, "times of announced work have drifted")
 
     def _drifts(
         self, reader: JobReader, job: JobRecord, loop_state: JobLoopState, now_unix_s: float
     ) -> Sequence[StageSlowdown]:
         """Return what is new since the last look, relative to the coefficients."""
-        versions = reader.list_versions(job.job_id)
-        first_step = versions[-1].first_step if versions else None
-        if first_step is None or versions[-1].version != loop_state.timed_version:
+        newest = reader.newest_version(job.job_id)
+        if newest is None or newest.first_step is None:
             return ()
-        version = versions[-1].version
-        key = job.created_at, job.inputs_revision, version
-        with self._guard:
-            seen = self._seen.get(job.job_id)
-            if seen is None or seen.key != key:
-                window = DetectionWindow(job.job_id, version, first_step)
-                seen = _Seen(key=key, window=window, looked_at_step=first_step)
-                self._seen.put(job.job_id, seen)
-        seen.window.advance(reader)
-        if seen.window.newest_step - seen.looked_at_step < _PAUSE_STEPS:
+        if newest.version != loop_state.timed_version:
             return ()
-        seen.looked_at_step = seen.window.newest_step
+        key = (job.created_at, job.inputs_revision, newest.version)
+        seen = self._seen.get(job.job_id)
+        if seen is None or seen.key != key:
+            seen = DetectionWindow(job.job_id, newest.version, newest.first_step, key)
+            self._seen.put(job.job_id, seen)
+        seen.advance(reader)
+        if seen.newest_step - seen.detected_at_step < _PAUSE_STEPS:
+            return ()
+        seen.detected_at_step = seen.newest_step
         found = measured_slowdowns(
-            reader, loop_state, seen.window, now_unix_s=now_unix_s, min_steps=MIN_STEPS
+            reader, loop_state, seen, now_unix_s=now_unix_s, min_steps=MIN_STEPS
         )
         return () if found is None else found.drifts
-
-
-@dataclass(kw_only=True)
-class _Seen:
-    """Steps of one job that were read, and the newest one at the last look."""
-
-    key: tuple[datetime, int, int]
-    window: DetectionWindow
-    looked_at_step: int
 
 
 def with_drifts(work: WorkModel, drifts: Sequence[StageSlowdown]) -> WorkModel:
@@ -121,9 +103,9 @@ def _is_watched(job: JobRecord, loop_state: JobLoopState) -> bool:
     return (
         work is not None
         and bool(work.coefficients)
-        and work == loop_state.inputs.work
+        and work == loop_state.work
         and job.state not in OVER
-        and job.planned_revision == job.inputs_revision
+        and job.problem is None
         and not adapts_frontier(job)
-        and open_comparison(loop_state) is None
+        and loop_state.open_comparison is None
     )

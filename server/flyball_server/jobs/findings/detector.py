@@ -19,9 +19,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from flyball_server.jobs.findings.step_ratios import RankStep, Ratio, reason_of, window_ratio
 from flyball_server.jobs.loop_state import RankSlowdown, StageSlowdown
 from flyball_server.jobs.records import RankRecord
-from flyball_server.jobs.stragglers.step_ratios import RankStep, Ratio, reason_of, window_ratio
 from flyball_wire.plans.plan import MAX_SLOWDOWN, MIN_SLOWDOWN
 
 # Of a window in which every step counts.

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import UTC, datetime
 
 from flyball_server.jobs.errors import InvalidFieldError
-from flyball_server.jobs.loop_state import AnnouncedSlowdown, JobLoopState, RankSlowdown, WorkModel
+from flyball_server.jobs.loop_state import AnnouncedSlowdown, JobLoopState
 from flyball_server.jobs.registry.inspection import require_job, require_rank
 from flyball_server.jobs.services import JobServices
-from flyball_server.jobs.store.sql.job_writer import JobWriter
-from flyball_server.jobs.timetables import parse_moment
+from flyball_server.jobs.wanted.timetable import parse_moment
 from flyball_wire.closed_loop import (
     Straggler,
     StragglerAnnouncement,
@@ -18,7 +16,7 @@ from flyball_wire.closed_loop import (
     StragglerSource,
 )
 
-# Tolerated ratio between a measured and a planned slowdown: measurements always differ.
+# Ratio between two slowdowns of a rank for which one plan is good enough: measurements differ.
 NEARLY = 1.05
 
 
@@ -110,39 +108,6 @@ def current_stragglers(loop_state: JobLoopState, now_unix_s: float) -> tuple[Str
     return tuple(sorted([*announced, *detected], key=lambda one: (one.rank, one.source)))
 
 
-def slowdowns_at(loop_state: JobLoopState, unix_s: float) -> tuple[RankSlowdown, ...]:
-    """Return the slowdowns to plan with at a time: the larger of announced and detected.
-
-    A detected one that is close to the rank's planned one does not change it.
-    """
-    planned = {slowed.rank: slowed.slowdown for slowed in loop_state.inputs.rank_slowdowns}
-    slowdowns = {
-        slowed.rank: replace(slowed, slowdown=planned[slowed.rank])
-        if _is_nearly(slowed.slowdown, planned.get(slowed.rank))
-        else slowed
-        for slowed in loop_state.detected
-    }
-    for one in loop_state.stragglers:
-        known = slowdowns.get(one.rank)
-        if one.holds_at(unix_s) and (known is None or known.slowdown < one.slowdown):
-            slowdowns[one.rank] = RankSlowdown(
-                rank=one.rank, slowdown=one.slowdown, since_unix_s=one.from_unix_s
-            )
-    return tuple(slowdowns[rank] for rank in sorted(slowdowns))
-
-
-def forget_measured_slowdowns(services: JobServices, writer: JobWriter, job_id: str) -> None:
-    """Drop the slowdowns and factors of work that were measured against a replaced profile."""
-    loop_state = writer.find_loop_state(job_id).evolve(detected=())
-    inputs = replace(
-        loop_state.inputs,
-        rank_slowdowns=slowdowns_at(loop_state, services.now().timestamp()),
-        stage_slowdowns=(),
-        work=None if loop_state.inputs.work is None else WorkModel(),
-    )
-    writer.save_loop_state(loop_state.evolve(inputs=inputs))
-
-
 def _is_same(
     before: AnnouncedSlowdown, after: AnnouncedSlowdown, from_unix_s: float | None
 ) -> bool:
@@ -167,7 +132,7 @@ def _announced(one: AnnouncedSlowdown, loop_state: JobLoopState) -> Straggler:
 
 def _is_planned(rank: int, slowdown: float, loop_state: JobLoopState) -> bool:
     planned = {slowed.rank: slowed.slowdown for slowed in loop_state.planned_inputs.rank_slowdowns}
-    return _is_nearly(slowdown, planned.get(rank))
+    return is_nearly(slowdown, planned.get(rank))
 
 
 def _unix_s(field: str, text: str | None) -> float | None:
@@ -178,6 +143,6 @@ def _text(unix_s: float | None) -> str | None:
     return None if unix_s is None else datetime.fromtimestamp(unix_s, UTC).isoformat()
 
 
-def _is_nearly(slowdown: float, planned: float | None) -> bool:
+def is_nearly(slowdown: float, planned: float | None) -> bool:
     """Return whether a plan for the one is good for the other."""
     return planned is not None and max(slowdown / planned, planned / slowdown) <= NEARLY

@@ -5,25 +5,22 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import replace
 
 from flyball_server.jobs.errors import InvalidFieldError
+from flyball_server.jobs.findings.noting import note_findings
 from flyball_server.jobs.job_state import OVER
 from flyball_server.jobs.loop_state import JobLoopState
 from flyball_server.jobs.records import JobRecord, RankRecord
 from flyball_server.jobs.registry.inspection import require_job
-from flyball_server.jobs.replanning.plan_job import PLENTY, PlanningSlots, SlottedReconciler
-from flyball_server.jobs.replanning.plan_request import known_transitions
-from flyball_server.jobs.replanning.update_and_replan import update_and_replan
 from flyball_server.jobs.services import JobServices
-from flyball_server.jobs.store.sql.job_reader import JobReader
+from flyball_server.jobs.wanted.request import known_transitions
 
 # Shortest period in s between reads, since a job may have thousands of ranks.
 SHORTEST_PERIOD_S = 5.0
 
 
-class PlacementReconciler(SlottedReconciler):
-    """Reconciler that plans a job for the nodes that its ranks run on.
+class PlacementReconciler:
+    """Reconciler that finds which GPUs share a node, for the plan to count.
 
     The GPUs of a stage in one node change their clocks together. Where the calls that set them
     queue, the last GPU's clock comes later, and calls wait for those of other stages; the plan
@@ -31,19 +28,14 @@ class PlacementReconciler(SlottedReconciler):
     """
 
     order = 30
+    runs_after_posts = None  # measurements move no rank
 
-    def __init__(self, slots: PlanningSlots = PLENTY) -> None:
-        super().__init__(slots)
+    def __init__(self) -> None:
         # By job, time of the last read, monotonic s.
         self._read_s: dict[str, float] = {}
 
-    def runs_after_posts(self, reader: JobReader, job: JobRecord) -> bool:
-        """Return False: measurements move no rank."""
-        del reader, job
-        return False
-
     def __call__(self, services: JobServices, job_id: str) -> float | None:
-        """Plan the job if its ranks have come to other nodes; return the wait until a read."""
+        """Store where the job's ranks are, if they have moved; return the wait until a read."""
         with services.store.reading() as reader:
             job = require_job(reader, job_id)
             if job.state in OVER or not _is_queued(services, job):
@@ -59,18 +51,16 @@ class PlacementReconciler(SlottedReconciler):
         if len(ranks) < job.spec.num_expected_ranks:
             return None
         placed = (gpus_at_once(ranks), gpus_in_node(ranks))
-        if placed == (loop_state.inputs.gpus_at_once, loop_state.inputs.gpus_in_node):
+        if placed == (loop_state.gpus_at_once, loop_state.gpus_in_node):
             return None
 
         def changed(now: JobRecord, current: JobLoopState) -> JobLoopState:
             if now.start_id != job.start_id:
                 return current
-            at_once, in_node = placed
-            inputs = replace(current.inputs, gpus_at_once=at_once, gpus_in_node=in_node)
-            return current.evolve(inputs=inputs)
+            return current.evolve(gpus_at_once=placed[0], gpus_in_node=placed[1])
 
-        why = f"planned for {placed[1]} GPUs in a node, {placed[0]} of a stage"
-        update_and_replan(services, job_id, changed, why, self._slots)
+        why = f"has {placed[1]} GPUs in a node, {placed[0]} of a stage"
+        note_findings(services, job_id, changed, why)
         return None
 
 

@@ -1,26 +1,16 @@
-"""Reconciler of stragglers and drift: plans follow announced and measured slowdowns."""
+"""Reconciler of stragglers and drift: slowdowns found in the ranks' measured steps."""
 
 from __future__ import annotations
 
-import threading
-import time
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 
-from flyball_server.jobs.job_state import OVER
-from flyball_server.jobs.loop_state import JobLoopState, PlanningInputs, WorkModel
-from flyball_server.jobs.records import JobRecord, RankRecord
-from flyball_server.jobs.registry.inspection import newest_plan, require_job, require_plan
-from flyball_server.jobs.replanning.plan_job import PLENTY, PlanningSlots, SlottedReconciler
-from flyball_server.jobs.replanning.solve import is_same_work
-from flyball_server.jobs.replanning.update_and_replan import update_and_replan
-from flyball_server.jobs.services import JobServices
-from flyball_server.jobs.store.sql.job_reader import JobReader
-from flyball_server.jobs.stragglers.announcements import slowdowns_at
-from flyball_server.jobs.stragglers.detector import SlowdownRules, Slowdowns, find_slowdowns
-from flyball_server.jobs.stragglers.step_ratios import (
+from flyball_server.jobs.findings.announcements import is_nearly
+from flyball_server.jobs.findings.detector import SlowdownRules, Slowdowns, find_slowdowns
+from flyball_server.jobs.findings.noting import note_findings
+from flyball_server.jobs.findings.step_ratios import (
     ClockTimes,
     RankStep,
     clock_times,
@@ -28,8 +18,14 @@ from flyball_server.jobs.stragglers.step_ratios import (
     rank_step,
     stage_work,
 )
+from flyball_server.jobs.job_state import OVER
+from flyball_server.jobs.loop_state import JobLoopState, WorkModel
+from flyball_server.jobs.records import JobRecord, RankRecord
+from flyball_server.jobs.registry.inspection import require_job, require_plan
+from flyball_server.jobs.services import JobServices
+from flyball_server.jobs.store.sql.job_reader import JobReader
+from flyball_server.kit.lru import Lru
 from flyball_wire.messages import Adaptation
-from flyball_wire.plan_options import Effort, Policy
 from flyball_wire.plans.plan import Purpose
 
 # Number of steps within which the next measured step is searched for: steps of an earlier run may
@@ -49,17 +45,26 @@ class DetectionWindow:
         job_id: ID of an existing job.
         version: version of its plans.
         first_step: first step of that version.
+        key: start of the job, revision of its inputs and version.
 
     Attributes:
         newest_step: newest step found on the version; initially `first_step`.
+        detected_at_step: newest step at the last detection of slowdown factors.
         by_rank: usable steps by rank, in their order.
         newest: newest step that was read by rank, usable or not.
     """
 
-    def __init__(self, job_id: str, version: int, first_step: int) -> None:
+    def __init__(
+        self,
+        job_id: str,
+        version: int,
+        first_step: int,
+        key: tuple[datetime, int, int] | None = None,
+    ) -> None:
         self.job_id = job_id
         self.version = version
-        self.first_step = self.newest_step = first_step
+        self.key = key
+        self.first_step = self.newest_step = self.detected_at_step = first_step
         self.by_rank: dict[int, deque[RankStep]] = {}
         self.newest: dict[int, int] = {}
         self._times_s: list[ClockTimes] | None = None
@@ -174,7 +179,7 @@ def measured_slowdowns(
     return find_slowdowns(
         observed,
         tuple(ranks.values()),
-        Slowdowns(stragglers=loop_state.detected, drifts=loop_state.inputs.stage_slowdowns),
+        Slowdowns(stragglers=loop_state.detected, drifts=loop_state.drifts),
         now_unix_s=now_unix_s,
         announced=announced,
         rules=rules,
@@ -190,169 +195,91 @@ def _is_watched(reader: JobReader, seen: DetectionWindow) -> bool:
 MIN_STEPS = 10
 # The measured steps of a job with many ranks are read less often: ranks per step.
 _RANKS_PER_STEP = 64
-# Time in s after which an unused cache of a job is dropped.
-MEMORY_S = 600.0
+# Jobs whose steps are cached.
+_MOST_WATCHED = 256
 
 
-class StragglerReconciler(SlottedReconciler):
-    """Reconciler that plans a job for its stragglers, and again without them.
+class StragglerReconciler:
+    """Reconciler that finds slow ranks and drifted stages, in jobs with `adaptation` `frontier`.
 
-    Announced ones hold from their start to their end; detected ones, and drift, in jobs with
-    `adaptation` `frontier`. A change is answered at once with the least effort; once that plan
-    holds, one with the job's own effort follows.
-
-    Its cache only avoids reading the same steps again.
+    Announcements that are over are dropped, in all jobs. Its cache only avoids reading the same
+    steps again.
     """
 
     order = 50
 
-    def __init__(self, slots: PlanningSlots = PLENTY) -> None:
-        super().__init__(slots)
-        self._guard = threading.Lock()
-        self._memories: dict[str, _Memory] = {}
+    def __init__(self) -> None:
+        self._seen = Lru[str, DetectionWindow](_MOST_WATCHED)
 
     def runs_after_posts(self, reader: JobReader, job: JobRecord) -> bool:
         """Return whether stragglers and drift are detected from the ranks' measurements."""
         del reader
         return adapts_frontier(job)
 
-    def __call__(self, services: JobServices, job_id: str) -> float | None:
-        """Plan for the current slowdowns; return the time of the next announced change."""
+    def __call__(self, services: JobServices, job_id: str) -> None:
+        """Store the slowdowns that the newest steps show."""
         now_unix_s = services.now().timestamp()
         with services.store.reading() as reader:
             job = require_job(reader, job_id)
             if job.state in OVER:
-                return None
+                return
             loop_state = reader.find_loop_state(job_id)
             found = self._measured_slowdowns(reader, job, loop_state, now_unix_s)
-            is_refined = _wants_refining(reader, job, loop_state)
 
         def changed(now: JobRecord, current: JobLoopState) -> JobLoopState:
             # Slowdowns are relative to a profile, which may have been replaced meanwhile.
-            matters = found if is_same_work(job, now) else None
-            return _with_slowdowns(current, matters, now_unix_s, _quick_effort(now))
+            return _with_slowdowns(current, found if job.is_same_work(now) else None, now_unix_s)
 
         if changed(job, loop_state) != loop_state:
-            why = "planned for the current slowdowns of its ranks"
-            update_and_replan(services, job_id, changed, why, self._slots)
-        elif is_refined:
-            why = "planned again with its own effort"
-            update_and_replan(services, job_id, _refined, why, self._slots)
-        return _next_change_s(loop_state, now_unix_s)
+            note_findings(services, job_id, changed, "the slowdowns of its ranks have changed")
 
     def _measured_slowdowns(
         self, reader: JobReader, job: JobRecord, loop_state: JobLoopState, now_unix_s: float
     ) -> Slowdowns | None:
         """Return the slowdowns measured since the last pass; None: no relevant change."""
-        versions = reader.list_versions(job.job_id)
-        first_step = versions[-1].first_step if versions else None
-        if not adapts_frontier(job) or first_step is None:
+        newest = reader.newest_version(job.job_id)
+        if not adapts_frontier(job) or newest is None or newest.first_step is None:
             return None
-        version = versions[-1].version
-        key = (job.created_at, job.inputs_revision, version)
-        memory = self._memory(job.job_id)
-        if memory.key != key:
-            memory.key, memory.seen = key, DetectionWindow(job.job_id, version, first_step)
-            memory.detected_at_step = first_step
-        memory.seen.advance(reader)
+        key = (job.created_at, job.inputs_revision, newest.version)
+        seen = self._seen.get(job.job_id)
+        if seen is None or seen.key != key:
+            seen = DetectionWindow(job.job_id, newest.version, newest.first_step, key)
+            self._seen.put(job.job_id, seen)
+        seen.advance(reader)
         pause = 1 + job.spec.num_expected_ranks // _RANKS_PER_STEP
-        if memory.seen.newest_step - memory.detected_at_step < pause:
+        if seen.newest_step - seen.detected_at_step < pause:
             return None
-        memory.detected_at_step = memory.seen.newest_step
+        seen.detected_at_step = seen.newest_step
         return measured_slowdowns(
-            reader, loop_state, memory.seen, now_unix_s=now_unix_s, min_steps=MIN_STEPS
+            reader, loop_state, seen, now_unix_s=now_unix_s, min_steps=MIN_STEPS
         )
-
-    def _memory(self, job_id: str) -> _Memory:
-        """Return the cache of this job; unused caches of other jobs are dropped."""
-        now_s = time.monotonic()
-        with self._guard:
-            memories = self._memories
-            for old in [old for old, of in memories.items() if now_s - of.used_s > MEMORY_S]:
-                del memories[old]
-            memory = memories.setdefault(job_id, _Memory(seen=DetectionWindow(job_id, 0, 0)))
-            memory.used_s = now_s
-            return memory
-
-
-@dataclass(kw_only=True)
-class _Memory:
-    """Cache of one job.
-
-    Attributes:
-        key: start of the job, revision of the inputs and version that `seen` belongs to.
-        detected_at_step: newest step at the last detection of slowdown factors.
-        used_s: time of the last use, monotonic, s.
-    """
-
-    seen: DetectionWindow
-    key: tuple[datetime, int, int] | None = None
-    detected_at_step: int = 0
-    used_s: float = 0.0
 
 
 def _with_slowdowns(
-    loop_state: JobLoopState, found: Slowdowns | None, now_unix_s: float, effort: Effort | None
+    loop_state: JobLoopState, found: Slowdowns | None, now_unix_s: float
 ) -> JobLoopState:
-    """Return the loop state with the current slowdowns; ended announcements are dropped."""
+    """Return the findings with the current slowdowns; ended announcements are dropped."""
     left = tuple(
         one
         for one in loop_state.stragglers
         if one.until_unix_s is None or now_unix_s < one.until_unix_s
     )
-    loop_state = loop_state.evolve(
-        stragglers=left, detected=loop_state.detected if found is None else found.stragglers
-    )
-    before = loop_state.inputs
-    after = replace(
-        before,
-        rank_slowdowns=slowdowns_at(loop_state, now_unix_s),
-        stage_slowdowns=before.stage_slowdowns if found is None else found.drifts,
-    )
-    return loop_state.evolve(
-        inputs=after if _same_times(before, after) else replace(after, effort=effort)
-    )
+    if found is not None:
+        announced = {one.rank: one.slowdown for one in left if one.holds_at(now_unix_s)}
+        detected = [
+            replace(slowed, slowdown=_noted(slowed.slowdown, announced.get(slowed.rank)))
+            for slowed in found.stragglers
+        ]
+        drifts = [replace(slowed, slowdown=_noted(slowed.slowdown)) for slowed in found.drifts]
+        loop_state = loop_state.evolve(detected=tuple(detected), drifts=tuple(drifts))
+    return loop_state.evolve(stragglers=left)
 
 
-def _same_times(before: PlanningInputs, after: PlanningInputs) -> bool:
-    slowdowns = [
-        {slowed.rank: slowed.slowdown for slowed in one.rank_slowdowns if slowed.slowdown != 1}
-        for one in (before, after)
-    ]
-    return slowdowns[0] == slowdowns[1] and before.stage_slowdowns == after.stage_slowdowns
-
-
-def _quick_effort(job: JobRecord) -> Effort | None:
-    """Return the effort of an immediate plan; None: the job's own effort is not higher."""
-    is_searched = job.spec.policy == Policy.FRONTIER
-    return Effort.LOW if is_searched and job.spec.effort != Effort.LOW else None
-
-
-def _refined(job: JobRecord, loop_state: JobLoopState) -> JobLoopState:
-    del job
-    return loop_state.evolve(inputs=replace(loop_state.inputs, effort=None))
-
-
-def _wants_refining(reader: JobReader, job: JobRecord, loop_state: JobLoopState) -> bool:
-    """Return whether the newest plan was an immediate one that all ranks have by now.
-
-    One that is being compared with the highest clocks is unchanged until that is over.
-    """
-    if loop_state.inputs.effort is None or job.planned_revision != job.inputs_revision:
-        return False
-    newest = newest_plan(reader, job.job_id)
-    return newest is not None and newest.first_step is not None and not newest.baseline_cycle
-
-
-def _next_change_s(loop_state: JobLoopState, now_unix_s: float) -> float | None:
-    """Return the time until an announced slowdown begins or ends, s."""
-    times_s = [
-        unix_s
-        for one in loop_state.stragglers
-        for unix_s in (one.from_unix_s, one.until_unix_s)
-        if unix_s is not None and unix_s > now_unix_s
-    ]
-    return min(times_s) - now_unix_s if times_s else None
+def _noted(slowdown: float, announced: float | None = None) -> float:
+    """Return a measured slowdown as it is stored: rounded, or as announced if that is close."""
+    if announced is not None and is_nearly(slowdown, announced):
+        return announced
+    return round(slowdown, 3)
 
 
 def adapts_frontier(job: JobRecord) -> bool:

@@ -5,30 +5,28 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from flyball_server.jobs.findings.noting import note_findings
+from flyball_server.jobs.findings.placement import gpus_in_node
 from flyball_server.jobs.job_state import OVER
 from flyball_server.jobs.loop_state import JobLoopState, MeasuredDelays, WorkModel
 from flyball_server.jobs.measurements.announced_work import (
     following,
     measured_work,
     no_step_plans,
-    num_queued,
+    with_changes,
 )
 from flyball_server.jobs.measurements.timed_steps import (
     delays_of_steps,
     read_timed_steps,
     timed_version,
 )
-from flyball_server.jobs.reconcile.comparisons import open_comparison
-from flyball_server.jobs.reconcile.reconfigurations import is_reconfigured
 from flyball_server.jobs.records import JobRecord, PlanRecord
 from flyball_server.jobs.registry.inspection import newest_plan, require_job, require_plan
-from flyball_server.jobs.replanning.plan_job import SlottedReconciler
-from flyball_server.jobs.replanning.plan_request import has_given_transitions, needs_jitter
-from flyball_server.jobs.replanning.solve import is_same_work
-from flyball_server.jobs.replanning.update_and_replan import update_and_replan
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.sql.job_reader import JobReader
-from flyball_wire.messages import JobSpec, JobState
+from flyball_server.jobs.versions.planning import read_planning
+from flyball_server.jobs.wanted.request import has_given_transitions, needs_jitter
+from flyball_wire.messages import Adaptation, JobSpec, JobState
 from flyball_wire.plan_options import plan_options
 from flyball_wire.plans.plan import Plan
 
@@ -43,13 +41,13 @@ LEAST_LATENESS_S, LEAST_RELATIVE_LATENESS = 0.001, 0.25
 _NOT_TIMED = OVER | {JobState.PROFILING}
 
 
-class DelayReconciler(SlottedReconciler):
-    """Reconciler that measures a job's delays once per plan version, and plans with them.
+class DelayReconciler:
+    """Reconciler that measures a job's delays once per plan version, for later plans to count.
 
     So it does with the factors of announced work. A job that begins to announce later gets a
     version whose steps run at the highest clocks until they are measured.
 
-    A job is planned again only for delays that change its predicted iteration time, or a reserve
+    Stored are only delays that change a job's predicted iteration time, or a reserve
     that it chooses, by enough; not while it is compared with the highest clocks, which a new
     version would end. Jobs whose clocks measured waits raise are left alone.
     """
@@ -68,17 +66,17 @@ class DelayReconciler(SlottedReconciler):
             is_open = _is_open(reader, job, loop_state)
             if not is_open and not _announces_late(reader, job, loop_state):
                 return None
+            if not read_planning(reader, job).is_planned(services):
+                return None
             found = _read(reader, job, loop_state) if is_open else _late_work(reader, job)
             if found is None:
                 return None
 
         def changed(now: JobRecord, current: JobLoopState) -> JobLoopState:
-            return current if not is_same_work(job, now) else _with_found(job.spec, current, found)
+            return _with_found(job.spec, current, found) if job.is_same_work(now) else current
 
-        why = "planned again with its measured delays"
-        if found.work is not None:
-            why = "planned again with what its steps measured of delays and announced work"
-        update_and_replan(services, job_id, changed, why, self._slots)
+        what = "delays" if found.work is None else "delays and announced work"
+        note_findings(services, job_id, changed, f"its steps were read for {what}")
         return None
 
 
@@ -99,7 +97,7 @@ class _Found:
 
 def _read(reader: JobReader, job: JobRecord, loop_state: JobLoopState) -> _Found | None:
     """Return what the newest version's timed steps say; None: they are not over."""
-    spec, inputs = job.spec, loop_state.inputs
+    spec, inputs = job.spec, loop_state.lasting
     record = require_plan(reader, job.job_id, reader.list_versions(job.job_id)[-1].version)
     timed = timed_version(
         reader, record, spec.num_expected_ranks, loop_state.planned_inputs.step_work
@@ -130,11 +128,23 @@ def _read(reader: JobReader, job: JobRecord, loop_state: JobLoopState) -> _Found
         # The clocks are other ones than the plan's.
         jitter = 0.0 if before is None else before.jitter
         delays = replace(delays, jitter=jitter, work=0.0, up_s=None, down_s=None)
+    delays = _rounded(delays)
     if measured is None:
         return _Found(
             record=record, delays=delays, work=inputs.work if read.has_some_work else None
         )
-    model = replace(measured.model, num_queued=num_queued(spec, inputs))
+    # The next plan counts the delays that these steps have measured.
+    following_inputs = inputs
+    if delays.up_s is not None and _matters(spec, before, delays, record.plan):
+        following_inputs = replace(inputs, delays=delays)
+    model = with_changes(
+        measured.model,
+        record.plan,
+        spec,
+        following_inputs,
+        are_given=has_given_transitions(spec),
+        num_in_node=gpus_in_node(reader.list_ranks(job.job_id)),
+    )
     return _Found(record=record, delays=delays, work=model)
 
 
@@ -147,42 +157,33 @@ def _late_work(reader: JobReader, job: JobRecord) -> _Found:
 
 def _with_found(spec: JobSpec, current: JobLoopState, found: _Found) -> JobLoopState:
     """Return the loop state with what was measured, where it makes a difference."""
-    inputs, record = current.inputs, found.record
+    record = found.record
     if record is not None:
         current = current.evolve(timed_version=record.version)
-        if found.delays is not None and _matters(spec, inputs.delays, found.delays, record.plan):
-            before = inputs.delays
-            planned = found.delays if before is None else _following(before, found.delays)
-            inputs = replace(inputs, delays=planned)
+        before = current.delays
+        if found.delays is not None and _matters(spec, before, found.delays, record.plan):
+            delays = found.delays if before is None else _following(before, found.delays)
+            current = current.evolve(delays=delays)
     if found.work is None:
-        inputs = replace(inputs, work=None)
-    else:
-        after = following(inputs.work, found.work, limit=spec.max_work_error)
-        inputs = inputs if after is None else replace(inputs, work=after)
-    return current.evolve(inputs=inputs)
+        return current.evolve(work=None)
+    after = following(current.work, found.work, limit=spec.max_work_error)
+    return current if after is None else current.evolve(work=after)
 
 
 def _is_open(reader: JobReader, job: JobRecord, loop_state: JobLoopState) -> bool:
-    if job.state in _NOT_TIMED or is_reconfigured(job) or open_comparison(loop_state) is not None:
+    if _is_left_alone(job, loop_state):
         return False
     versions = reader.list_versions(job.job_id)
     return (
         bool(versions)
         and versions[-1].first_step is not None
         and versions[-1].version > loop_state.timed_version
-        and job.planned_revision == job.inputs_revision
     )
 
 
 def _announces_late(reader: JobReader, job: JobRecord, loop_state: JobLoopState) -> bool:
     """Return whether a job's newest steps announce work, which its plan does not know of."""
-    if (
-        job.state in _NOT_TIMED
-        or loop_state.inputs.work is not None
-        or is_reconfigured(job)
-        or open_comparison(loop_state) is not None
-        or job.planned_revision != job.inputs_revision
-    ):
+    if _is_left_alone(job, loop_state) or loop_state.work is not None:
         return False
     versions = reader.list_versions(job.job_id)
     newest_step = reader.newest_step(job.job_id)
@@ -193,11 +194,34 @@ def _announces_late(reader: JobReader, job: JobRecord, loop_state: JobLoopState)
     return any(detail.work is not None for detail in newest)
 
 
+def _is_left_alone(job: JobRecord, loop_state: JobLoopState) -> bool:
+    """Return whether the job is over, probed, not planned, raised or compared."""
+    is_raised = job.spec.adaptation == Adaptation.RECONFIGURE
+    is_compared = loop_state.open_comparison is not None
+    return job.state in _NOT_TIMED or job.problem is not None or is_raised or is_compared
+
+
 def _given_hops_s(spec: JobSpec) -> tuple[float, ...] | None:
     """Return the transfers that the job gives, s; None: none are given."""
     if spec.transfer_ms is None:
         return None
     return tuple(hop_ms / 1e3 for hop_ms in spec.transfer_ms)
+
+
+def _rounded(delays: MeasuredDelays) -> MeasuredDelays:
+    """Return the delays to four digits, more than are certain."""
+    return replace(
+        delays,
+        tail_s=_digits(delays.tail_s),
+        transfer_s=tuple(map(_digits, delays.transfer_s)),
+        up_s=None if delays.up_s is None else _digits(delays.up_s),
+        down_s=None if delays.down_s is None else _digits(delays.down_s),
+        jitter=_digits(delays.jitter),
+    )
+
+
+def _digits(value: float) -> float:
+    return float(f"{value:.4g}")
 
 
 def _following(before: MeasuredDelays, after: MeasuredDelays) -> MeasuredDelays:

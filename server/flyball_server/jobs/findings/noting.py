@@ -1,0 +1,40 @@
+"""Storage of findings; what follows from them is planned by the reconcile loop."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from flyball_server.jobs.loop_state import JobLoopState
+from flyball_server.jobs.records import JobRecord
+from flyball_server.jobs.registry.inspection import require_job
+from flyball_server.jobs.services import JobServices
+
+_LOG = logging.getLogger(__name__)
+
+Change = Callable[[JobRecord, JobLoopState], JobLoopState]
+
+
+def note_findings(
+    services: JobServices, job_id: str, change: Change, why: str | None = None
+) -> None:
+    """Store the job's changed findings; nothing if they stay the same.
+
+    Args:
+        services: services of the use cases.
+        job_id: ID of an existing job.
+        change: function from job and findings to the new findings; called within the transaction.
+        why: what was found, for the log; None: nothing to tell.
+
+    Raises:
+        UnknownJobError: the job does not exist.
+    """
+    with services.store.writing(job_id) as writer:
+        job, before = require_job(writer, job_id), writer.find_loop_state(job_id)
+        after = change(job, before)
+        if after == before:
+            return
+        writer.save_loop_state(after)
+    services.enqueue_reconcile(job_id)
+    if why is not None:
+        _LOG.info("job %s: %s", job_id, why)

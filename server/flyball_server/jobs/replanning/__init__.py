@@ -1,1 +1,0 @@
-"""Planning of a stored job and its publication."""

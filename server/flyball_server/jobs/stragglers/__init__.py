@@ -1,1 +1,0 @@
-"""Stragglers: announced and detected slowdowns."""

@@ -1,0 +1,1 @@
+"""Pure: what a job should run now, and where it stands against that."""
