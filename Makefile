@@ -108,6 +108,7 @@ bench: $(VENV)/installed
 	run benchmarks/online_reconfiguration.py $(BENCH_ARGS); \
 	run benchmarks/straggler.py $(BENCH_ARGS); \
 	run benchmarks/straggler_at_once.py; \
+	run benchmarks/announced_steps.py; \
 	run benchmarks/false_stragglers.py; \
 	run benchmarks/metrics_scrape.py; \
 	run benchmarks/job_report.py; \

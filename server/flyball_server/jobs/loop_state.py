@@ -162,6 +162,8 @@ class WorkModel:
     #: Number of GPUs of a node whose calls may come before a GPU's own, beside those counted in the
     #: plan's times of clock changes.
     num_queued: int = 0
+    #: True if nothing is known of the GPUs' clock changes, which then count as the slowest known.
+    has_unknown_changes: bool = False
     #: Reason why steps get no plans of their own, in one line; None: they get them.
     problem: str | None = None
     #: Number of earlier models that the job was planned with.

@@ -95,6 +95,10 @@ class SessionLog(HookLog):
         self.thread_names: set[str] = set()
         self.changed = threading.Condition()
 
+    @property
+    def next_step(self) -> int:
+        return 7 + sum("step begins" in line for line in self.log)
+
     def add(self, line: str) -> None:
         self.thread_names.add(threading.current_thread().name)
         assert self._hooks.clock_s is not None
@@ -162,10 +166,14 @@ def test_after_a_failed_step_its_calls_are_dropped_and_the_next_step_is_followed
     called.on_instruction_begin("forward", microbatch=0)
     device.reach(0.0)
     session.wait_for(1)
-    called.on_step_failed()  # the forward is never reached
+    called.on_step_begin()  # never reached, as the forward
+    assert (hooks.next_step, session.next_step) == (9, 8)
+    called.on_step_failed()
     assert session.wait_for(2)[1].endswith("step failed")
+    assert hooks.next_step == session.next_step == 8
     launch_step(called)
-    device.reach(5.0, 6.0, 7.0, 9.0, 10.0)
+    assert (hooks.next_step, session.next_step) == (9, 8)  # steps count as they are launched
+    device.reach(4.0, 5.0, 6.0, 7.0, 9.0, 10.0)
     lines = session.wait_for(6)
     assert [line.split(" ", 1)[1] for line in lines[2:]] == [
         "step begins",

@@ -75,6 +75,7 @@ def job(services: JobServices, changes: dict[str, Any] | None = None, **ranks: A
         "num_ranks": NUM_STAGES * NUM_PIPELINES,
         "effort": "low",
         "reserve": 0.0,
+        "transition_ms": None if "gpu" in (changes or {}) else 0.0,  # given: at once
     }
     register_job(services, "job", job_spec(**spec | (changes or {})))
     of_ranks: dict[str, Any] = {
@@ -257,6 +258,14 @@ def test_late_changes_and_the_calls_of_a_node_are_sent(services: JobServices) ->
     up_s, down_s = part.change_delays_s
     assert down_s == times.down_p5_s
     assert up_s == pytest.approx(times.up_p95_s + 6 * times.call_mean_s)
+
+
+def test_unknown_clock_changes_count_as_the_slowest_that_are_known(services: JobServices) -> None:
+    working = job(services, {"transition_ms": None})
+    measured(working)
+    part = working.parts[0].pipeline
+    assert part is not None
+    assert part.change_delays_s == pytest.approx((0.0092 + 5 * 0.0048, 0.0026))
 
 
 def test_one_microbatch_a_step_is_measured_in_more_steps(services: JobServices) -> None:

@@ -130,8 +130,9 @@ class ProbedJob:
                 rank=measured.stage,
                 step=self.step,
                 by_clock=tuple(
-                    (str(of.kind), of.chunk, of.sm_clock_mhz, of.count, of.mean_s, of.variance_s2)
+                    (str(of.kind), of.chunk, of.sm_clock_mhz, count, of.mean_s, of.variance_s2)
                     for of in measured.instructions
+                    for count in [int(of.count)]
                 ),
             )
             details = [detail] if self.tells else []

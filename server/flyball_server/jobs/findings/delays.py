@@ -6,13 +6,14 @@ import math
 from dataclasses import dataclass, replace
 
 from flyball_server.jobs.findings.noting import note_findings
+from flyball_server.jobs.findings.placement import gpus_in_node
 from flyball_server.jobs.job_state import OVER
 from flyball_server.jobs.loop_state import JobLoopState, MeasuredDelays, WorkModel
 from flyball_server.jobs.measurements.announced_work import (
     following,
     measured_work,
     no_step_plans,
-    num_queued,
+    with_changes,
 )
 from flyball_server.jobs.measurements.timed_steps import (
     delays_of_steps,
@@ -132,7 +133,18 @@ def _read(reader: JobReader, job: JobRecord, loop_state: JobLoopState) -> _Found
         return _Found(
             record=record, delays=delays, work=inputs.work if read.has_some_work else None
         )
-    model = replace(measured.model, num_queued=num_queued(spec, inputs))
+    # The next plan counts the delays that these steps have measured.
+    following_inputs = inputs
+    if delays.up_s is not None and _matters(spec, before, delays, record.plan):
+        following_inputs = replace(inputs, delays=delays)
+    model = with_changes(
+        measured.model,
+        record.plan,
+        spec,
+        following_inputs,
+        are_given=has_given_transitions(spec),
+        num_in_node=gpus_in_node(reader.list_ranks(job.job_id)),
+    )
     return _Found(record=record, delays=delays, work=model)
 
 

@@ -34,6 +34,8 @@ from flyball_wire.plans.plan import Plan
 # Change of a factor of mean work, and of a reserve, above which ranks get new ones; both double
 # with each time, so that factors that vary from one version to the next end it soon.
 LEAST_FACTOR_CHANGE, LEAST_RESERVE_CHANGE = 0.02, 0.005
+# A100's p95 up, V100's p5 down, and V100's median call.
+_SLOWEST_KNOWN, _SLOWEST_CALL_S = ChangeDelays(up_s=0.0092, down_s=0.0026), 0.0048
 # An error may exceed its limit by this factor before step plans that exist end.
 _ENDS_ABOVE = 1.25
 _COEFFICIENT_DIGITS, _ERROR_DIGITS = 4, 4
@@ -82,19 +84,43 @@ def deadline_ratio(plan: Plan) -> float:
 def change_delays(plan: Plan, work: WorkModel) -> ChangeDelays | None:
     """Return the delays of clock changes that steps' plans count with; None: they take none.
 
-    Those up are as late as one in twenty is, after the calls for all other GPUs of the node.
+    Those up are as late as one in twenty is, after the calls for all other GPUs of the node. Where
+    nothing is known they are those of the slowest GPU of the table.
     """
     times = plan.transitions
     if times is None:
-        return None
+        unknown = _SLOWEST_KNOWN.in_node(_SLOWEST_CALL_S, 1 + work.num_queued)
+        return unknown if work.has_unknown_changes else None
     delays = ChangeDelays(up_s=times.up_p95_s, down_s=times.down_p5_s)
     return delays.in_node(times.call_mean_s, 1 + work.num_queued) if times.is_queued else delays
 
 
-def num_queued(spec: JobSpec, inputs: PlanningInputs) -> int:
-    """Return the GPUs of a node whose calls may come first, beside those of the same stage."""
+def with_changes(
+    model: WorkModel,
+    plan: Plan,
+    spec: JobSpec,
+    inputs: PlanningInputs,
+    *,
+    are_given: bool,
+    num_in_node: int,
+) -> WorkModel:
+    """Return the model with what is known of clock changes.
+
+    Args:
+        model: model of announced work.
+        plan: newest plan.
+        spec: the job.
+        inputs: inputs of its next plan.
+        are_given: the job gives the times of its clock changes.
+        num_in_node: largest number of the job's GPUs in a node.
+    """
+    measured = inputs.delays is not None and inputs.delays.up_s is not None
+    if plan.transitions is None and not are_given and not measured:
+        return replace(model, num_queued=num_in_node - 1, has_unknown_changes=True)
     in_node = spec.gpus_in_node or inputs.gpus_in_node or 1
-    return max(0, in_node - (spec.gpus_at_once or inputs.gpus_at_once or 1))
+    # The plan's times have the calls for GPUs of the same stage.
+    at_once = spec.gpus_at_once or inputs.gpus_at_once or 1
+    return replace(model, num_queued=max(0, in_node - at_once), has_unknown_changes=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,8 +240,14 @@ def _matters(before: WorkModel, after: WorkModel) -> bool:
     if (before.problem is None) is not (after.problem is None) or (
         before.places,
         before.num_queued,
+        before.has_unknown_changes,
         bool(before.num_microbatches),
-    ) != (after.places, after.num_queued, bool(after.num_microbatches)):
+    ) != (
+        after.places,
+        after.num_queued,
+        after.has_unknown_changes,
+        bool(after.num_microbatches),
+    ):
         return True
     if after.problem is not None:
         return False

@@ -238,6 +238,8 @@ def delays_of_steps(
     changes = MedianDelays()
     if not plan.is_separate:
         changes = measured_change_delays(_timed_stages(plan, profile, dag, alike))
+    if factors is not None:
+        changes = _shorter_than(changes, float(alike.compute_s.min()))
     work, saving_percent = shared_scatter(dag, steps.compute_s), None
     if work:
         saving_percent = _step_plans_saving_percent(plan, profile, steps)
@@ -251,6 +253,20 @@ def delays_of_steps(
         jitter=_jitter(dag, alike, plan),
         work=work,
         step_plans_saving_percent=saving_percent,
+    )
+
+
+def _shorter_than(changes: MedianDelays, shortest_s: float) -> MedianDelays:
+    """Return the delays below the shortest instruction's time.
+
+    A longer one cannot be told from none where work moves begins: each instruction then runs at the
+    clock before its own, which looks like another time of its kind.
+    """
+    return MedianDelays(
+        **{
+            name: delay_s if delay_s is not None and delay_s < shortest_s else None
+            for name, delay_s in vars(changes).items()
+        }
     )
 
 
