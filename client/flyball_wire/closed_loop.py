@@ -444,6 +444,7 @@ class JobReport:
         energy_j: measured energy of all these steps in J; null: a rank could not read it.
         saved_j: energy saved by all versions with a measured baseline in J; null: none has one. The
             bounds are sums over the versions, which share baselines.
+        num_profiling_steps: number of steps of online profiling; null: not profiled online.
         profiling_time_s: measured time added by online profiling in s; null: not profiled online.
         profiling_energy_j: measured energy added by online profiling in J; null: not profiled
             online, or not readable.
@@ -472,6 +473,7 @@ class JobReport:
     profiling_time_s: float | None
     profiling_energy_j: float | None
     versions: tuple[VersionSavings, ...]
+    num_profiling_steps: int | None = None
     num_unknown_steps: int = 0
     deviations: tuple[Deviation, ...] = ()
     notes: tuple[str, ...] = ()

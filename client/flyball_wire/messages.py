@@ -65,6 +65,34 @@ class JobState(StrEnum):
     EXPIRED = "expired"
 
 
+class ConditionName(StrEnum):
+    """Trouble that a job's state does not say, in the words that people are shown.
+
+    `no ranks`: all have been silent for long. `ranks missing`: some have. `refused`: a registration
+    was refused lately. `no clocks`: ranks set no clocks. `slow GPU`: the job has a straggler.
+    `steps differ`: in their work, so that no plan fits all of them.
+    """
+
+    NO_RANKS = "no ranks"
+    RANKS_MISSING = "ranks missing"
+    REFUSED = "refused"
+    NO_CLOCKS = "no clocks"
+    SLOW_GPU = "slow GPU"
+    STEPS_DIFFER = "steps differ"
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobCondition:
+    """Gravest trouble of a job that its state does not say.
+
+    Attributes:
+        action: line for someone who has to act; null: nobody has to.
+    """
+
+    name: ConditionName
+    action: str | None = None
+
+
 class MeasurementDetail(StrEnum):
     """Detail of the measurements that a rank posts of each step on a plan version.
 
@@ -441,6 +469,7 @@ class JobView:
         missed: target that cannot be met, and the target of the plan that runs instead;
             null: the newest plan meets its target.
         order_advice: order that would save more, from the job's next start on; null: none found.
+        condition: trouble that `state` does not say; null: none.
     """
 
     job_id: str
@@ -454,6 +483,7 @@ class JobView:
     notes: tuple[str, ...] = ()
     missed: MissedTarget | None = None
     order_advice: OrderAdvice | None = None
+    condition: JobCondition | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -45,8 +45,8 @@ class OrderAdvice:
     def text(self) -> str:
         """Line for people."""
         return (
-            f"order {self.schedule} would need {self.saving_percent:.1f} % less energy than the"
-            f" job's own, {self.instead_of}, predicted at the same target, with activations of"
-            f" {self.most_held:g} microbatches on a stage instead of {self.most_held_now:g}; to run"
-            f" it from the next start on: {self.line}"
+            f"schedule {self.schedule} would need {self.saving_percent:.1f} % less energy than"
+            f" {self.instead_of} at the same target (predicted), with activations of"
+            f" {self.most_held:g} microbatches on a stage in place of {self.most_held_now:g};"
+            f" to run it from the next start on: {self.line}"
         )

@@ -21,7 +21,7 @@ from flyball_wire.closed_loop import (
     Reserve,
 )
 from flyball_wire.energy_factors import EnergyFactors
-from flyball_wire.messages import JobState
+from flyball_wire.messages import JobCondition, JobState
 from flyball_wire.strictness import Sent
 
 
@@ -166,6 +166,7 @@ class PredictedIteration:
             most 64 stages, and only those that meet the target.
         reserve: reserve of the plan.
         saving_sources: saving by source; null: unknown.
+        stragglers_s: part of `baseline_iteration_time_s` that stragglers add, s.
     """
 
     iteration_time_s: float
@@ -177,6 +178,7 @@ class PredictedIteration:
     compared: tuple[ComparedPlan, ...] = ()
     reserve: Reserve = NO_RESERVE
     saving_sources: SavingSources | None = None
+    stragglers_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -255,9 +257,8 @@ class JobOverview:
         is_caught_up: true if these figures include all of the job's steps.
         last_seen_at: time of the ranks' last heartbeat, ISO 8601, UTC.
         delays: times beside the instructions, as in JobReport; null: none.
+        condition: trouble that `state` does not say; null: none.
         own_plan: newest step's own plan, where steps differ and have one; null: it had none.
-        refused: a registration of the job or a rank that was refused lately, and why; null: none,
-            or one was taken since.
     """
 
     job_id: str
@@ -292,8 +293,8 @@ class JobOverview:
     saved_of_j: float | None = None
     factors: EnergyFactors = field(default_factory=EnergyFactors)
     delays: PlannedDelays | None = None
+    condition: JobCondition | None = None
     own_plan: OwnPlanOfStep | None = None
-    refused: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -480,7 +481,7 @@ class Frontier:
 
 @dataclass(frozen=True, kw_only=True)
 class JobFrontier(Frontier):
-    """A job's time-energy frontier.
+    """A job's time-energy frontier, with its slow GPUs and drifted stages as they are now.
 
     Attributes:
         solve_s: planning time in s.

@@ -202,6 +202,41 @@ def test_a_row_has_its_jobs_progress(
 
 
 @pytest.mark.parametrize(
+    ("changes", "badge", "note", "has_sign"),
+    [
+        ({}, "\u25cfplanned", "runs v1", False),
+        (
+            {"condition": {"name": "slow GPU", "action": "rank 2 is slow"}},
+            "\u25bcslow GPU",
+            "rank 2 is slow",
+            True,
+        ),
+        (
+            {"condition": {"name": "steps differ", "action": None}},
+            "\u2248steps differ",
+            "runs v1",
+            False,
+        ),
+        (
+            {"state": "planning-failed", "problem": "no plan"},
+            "\u25b2planning-failed",
+            "no plan",
+            True,
+        ),
+    ],
+)
+def test_a_row_says_what_hides_behind_its_state_and_has_a_sign_where_someone_has_to_act(
+    modules: Modules, changes: dict[str, object], badge: str, note: str, has_sign: bool
+) -> None:
+    code = """
+      const cell = m.jobCells(job, new Date())[1];
+      return [cell.querySelector(".badge").textContent, cell.querySelector(".note").textContent,
+              cell.querySelector(".to-do") !== null];
+    """
+    assert modules.run("jobs_row", code, job=job(**changes)) == [badge, note, has_sign]
+
+
+@pytest.mark.parametrize(
     ("changes", "marked"),
     [
         # Job, state, GPUs; time, energy, saved; the gap, whose column says that it is predicted.
@@ -231,7 +266,7 @@ def test_a_saving_is_never_shown_without_its_time_and_caveats(modules: Modules, 
       const cell = m.jobCells(job, new Date())[5];
       const figure = cell.querySelector(".figure");
       return [figure.className, cell.querySelector(".bar-value").parentNode.classList[1],
-              cell.querySelector(".caveat").title, cell.textContent];
+              cell.querySelector(".note[title]").title, cell.textContent];
     """
     shown = job(
         measured=measured(2.0, 600.0),
@@ -308,23 +343,6 @@ def test_a_reserve_is_shown_with_its_cost_or_as_not_chosen(modules: Modules) -> 
         assert shown[-1].startswith(f"Reserve for noise0.39 %{text}")
 
 
-def test_savings_with_fixed_clocks_stand_beside_those_of_the_plan(modules: Modules) -> None:
-    compared = [
-        {"name": "constant", "iteration_time_s": 1.9, "energy_j": 630.0},
-        {"name": "global", "iteration_time_s": 1.9, "energy_j": 693.0},
-    ]
-    shown = modules.run(
-        "figures_panel", FIGURES, job=job(predicted={**PREDICTED, "compared": compared})
-    )
-    assert shown[-1] == (
-        "Saving with one clock per stage, predicted10.0 %one clock for all stages: 1.0 %"
-    )
-    # Other policies than frontier are compared with nothing.
-    assert (
-        len(modules.run("figures_panel", FIGURES, job=job(predicted=PREDICTED))) == len(shown) - 1
-    )
-
-
 def test_times_beside_the_instructions_are_shown_with_their_origin(modules: Modules) -> None:
     code = """
       const element = document.createElement("section");
@@ -332,9 +350,9 @@ def test_times_beside_the_instructions_are_shown_with_their_origin(modules: Modu
       const line = element.querySelector(".delays");
       return [line.hidden, line.textContent];
     """
-    text = "a tail of 60 ms, given; transfers of 8 ms, measured in 12 steps of plan 1"
+    text = "a tail of 60 ms (given), transfers of 8 ms; measured in 12 steps of v1 where not given"
     shown = modules.run("figures_panel", code, job=job(delays={"text": text}))
-    assert shown == [False, f"Planned beside the instructions: {text}."]
+    assert shown == [False, f"Beside the instructions the plan counts {text}."]
     assert modules.run("figures_panel", code, job=job())[0] is True
 
 

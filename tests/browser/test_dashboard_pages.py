@@ -136,6 +136,7 @@ def test_foreign_names_and_addresses_are_shown_as_text(
     planner.http.put(path, json=rank_registration(1, client_version=MARKUP)).raise_for_status()
     dashboard = dashboard_of(planner, browser_page).open_job("job")
     # The notes name the versions of Flyball where ranks run several.
+    browser_page.locator(".notes summary").click()
     expect(browser_page.get_by_role("list", name="Notes")).to_contain_text(MARKUP)
     for job_id in ("nobody", MARKUP.replace("<", "%3C").replace(">", "%3E"), "%", "a%2Fb"):
         dashboard.open_job(job_id)

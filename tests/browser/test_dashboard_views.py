@@ -67,6 +67,29 @@ def test_keys_search_and_sort_the_table(planner: LivePlanner, dashboard: Dashboa
     expect(page.get_by_role("region", name="Real GPUs")).to_contain_text("of 2 jobs")
 
 
+def test_jobs_are_filtered_by_the_state_that_is_shown(
+    planner: LivePlanner, dashboard: Dashboard
+) -> None:
+    put_running_job(planner)
+    planner.put_job("waits").raise_for_status()
+    slow = {"rank": 1, "slowdown": 1.2}
+    path = routes.fill(routes.STRAGGLERS, job_id="job")
+    planner.http.post(path, json=slow).raise_for_status()
+    page = dashboard.open().page
+    states = page.get_by_role("group", name="Jobs by state").get_by_role("button")
+    expect(states).to_have_text(["all2", "slow GPU1", "awaiting-profile1"])
+    states.nth(1).click()
+    expect(dashboard.rows).to_have_count(1)
+    expect(dashboard.row("job")).to_contain_text("slow GPU")
+    expect(page.locator(".page-head")).to_contain_text("1 of 2 jobs")
+    expect(states.nth(1)).to_be_focused()
+    page.get_by_role("searchbox").fill("slow")
+    expect(states).to_have_text(["all1", "slow GPU1"])
+    expect(dashboard.rows).to_have_count(1)
+    legend = page.get_by_role("list", name="Colours of measured savings")
+    expect(legend).to_contain_text("saves, takes longer")
+
+
 # ------------------------------------------------------------------ one job
 
 
@@ -87,11 +110,11 @@ def test_charts_are_read_step_by_step_with_keys(planner: LivePlanner, job_page: 
     # It stays there with new steps, another size or theme, and without a line.
     page.set_viewport_size({"width": 1000, "height": 900})
     page.emulate_media(color_scheme="dark")
-    line = page.locator("#panel-charts").get_by_role("button", name="stage 0", exact=True)
-    line.click()
+    line = page.locator("#panel-charts .legend").first.get_by_role("button", name="measured")
+    line.first.click()
     put_steps(planner, 21, 22, energy_j=None)
     expect(page.locator("#panel-charts .panel-head")).to_contain_text("20 steps here")
-    expect(line).to_have_attribute("aria-pressed", "false")
+    expect(line.first).to_have_attribute("aria-pressed", "false")
     expect(readout).to_contain_text("Step 19: v1")
     charts.focus()
     page.keyboard.press("Home")
@@ -108,9 +131,9 @@ def test_sections_have_numbers_and_a_question_mark_shows_the_keys(job_page: Page
     page = job_page
     sections = page.get_by_role("navigation", name="Sections")
     expect(sections.get_by_role("button")).to_have_text(
-        ["Figures", "Frontier", "Stragglers", "Steps", "Timeline", "Plans"]
+        ["Figures", "Frontier", "Steps", "Timeline", "Plans"]
     )
-    for act in (sections.get_by_role("button", name="Timeline").click, press(page, "5")):
+    for act in (sections.get_by_role("button", name="Timeline").click, press(page, "4")):
         page.evaluate("scrollTo(0, 0)")
         act()
         page.locator("#panel-timeline canvas").first.wait_for()
@@ -119,8 +142,8 @@ def test_sections_have_numbers_and_a_question_mark_shows_the_keys(job_page: Page
         expect(sections.get_by_role("button", name="Timeline")).to_have_attribute(
             "aria-current", "true"
         )
-    press(page, "5")()  # the page is there already
-    page.evaluate("scrollTo(0, 0)")
+    press(page, "4")()  # the page is there already
+    page.mouse.wheel(0, -9000)
     expect(sections.get_by_role("button", name="Figures")).to_have_attribute("aria-current", "true")
     dialog = page.get_by_role("dialog", name="Keys")
     for act in (press(page, "?"), page.get_by_role("button", name="Keys").click):
@@ -141,20 +164,21 @@ def press(page: Page, key: str) -> Callable[[], None]:
 
 
 def test_figures_are_explained_where_they_stand(job_page: Page) -> None:
-    power = chart(job_page, "Mean power by stage, measured")
+    power = chart(job_page, "Mean power by stage, W, measured")
     plot = power.locator(".u-over")
     box = plot.bounding_box()
     assert box is not None
-    tip = power.locator(".chart-tip")
-    for stage, power_w, share in ((1, 222.2, 0.1), (0, 111.1, 0.9)):
+    readout = job_page.locator(".readout")
+    for stage, power_w, share in ((0, 111.1, 0.25), (1, 222.2, 0.75)):
         plot.hover(position={"x": box["width"] / 2, "y": share * box["height"]})
-        expect(tip).to_have_text(re.compile(f"stage {stage}: {power_w}\u202fW, step [56]"))
+        expect(readout).to_contain_text(re.compile(f"Step [56].*stage {stage}: {power_w}\u202fW"))
+    expect(power.locator(".scale-key")).to_have_text("111.1\u202fW222.2\u202fW")
     job_page.mouse.move(0, 0)
-    expect(tip).to_be_hidden()
-    gap = job_page.locator("#panel-figures .gap")
-    expect(gap).not_to_contain_text(re.compile("no plan could"), use_inner_text=True)
-    gap.get_by_text("near-optimal").click()
-    expect(gap).to_contain_text("no plan could save more than that", use_inner_text=True)
+    more = job_page.locator("#panel-figures details")
+    expect(more.locator("table")).to_be_hidden()
+    more.get_by_text("plan near-optimal").click()
+    expect(more).to_contain_text("more energy than any plan as fast")
+    expect(more.locator("table")).to_be_visible()
     job_page.get_by_text("The newest 20 steps as a table").click()
     rows = job_page.get_by_role("group", name="Newest steps", exact=True).locator("tbody tr")
     expect(rows).to_have_count(8)
@@ -166,7 +190,7 @@ def test_figures_are_explained_where_they_stand(job_page: Page) -> None:
 # A chart's title, and how the first and the second line of its CSV begin.
 SAVED = (
     ("Iteration time", "step,measured,", "2,0.9,"),
-    ("Mean power by stage, measured", 'step,"stage 0, W","stage 1, W"', "2,111.1"),
+    ("Mean power by stage, W, measured", 'step,"stage 0, W","stage 1, W"', "2,111.1"),
     ("Frontier", "deadline_s,iteration_time_s,energy_j,lower_bound_j,gap_percent", "0.89999"),
     ("Timeline", "iteration,dp_rank,stage,kind,microbatch,", "plan,0,0,forward,0,0,1"),
 )
@@ -192,14 +216,14 @@ def test_a_chart_is_saved_as_csv_and_png(job_page: Page) -> None:
         assert len(colors) > 20, "more than a ground and a title"
 
 
-def test_a_straggler_is_shown_in_both_panels(planner: LivePlanner, job_page: Page) -> None:
-    expect(job_page.locator("#panel-stragglers")).to_contain_text("No stragglers.")
+def test_a_straggler_is_a_state_and_has_a_panel(planner: LivePlanner, job_page: Page) -> None:
+    expect(job_page.locator("#panel-stragglers")).to_be_hidden()
     path = routes.fill(routes.STRAGGLERS, job_id="job")
     planner.http.post(path, json={"rank": 1, "slowdown": 1.25}).raise_for_status()
     row = job_page.locator("#panel-stragglers tbody tr")
     expect(row).to_contain_text("1.25\u00d7 as long; slow, cause unknown")
     expect(row).to_contain_text("announced, since ")
-    expect(job_page.locator("#panel-charts")).to_contain_text("rank 1 takes 1.25\u00d7 as long")
+    expect(job_page.locator("#panel-job .badges")).to_contain_text("slow GPU")
 
 
 # ------------------------------------------------------------------ comparisons
@@ -220,6 +244,10 @@ def test_two_versions_and_two_jobs_are_compared(planner: LivePlanner, job_page: 
     )
     expect(row["Iteration time, predicted"].get_by_role("cell").last).to_have_text("+5.6\u202f%")
     expect(page.locator(".caveat")).to_be_hidden()
+    # Steps of both are laid over each other.
+    for title in ("Iteration time", "Energy per iteration"):
+        overlay = page.locator(".chart").filter(has_text=f"{title}, measured")
+        expect(overlay.locator(".legend").get_by_role("button")).to_have_text(["A", "B"])
     page.get_by_label("Job B").select_option("other")
     expect(row["Iteration time, predicted"].get_by_role("cell").last).to_have_text("0.0\u202f%")
     assert page.url.endswith("#/compare/job/1/other/-")
@@ -258,7 +286,7 @@ ROWS = ("Policy, target", "Iteration time, measured", "Iteration time, predicted
 
 def chart(page: Page, title: str) -> Locator:
     """Return the chart of this title."""
-    return page.locator("#panel-charts .chart").filter(has=page.get_by_text(title))
+    return page.locator(".job-page .chart").filter(has=page.get_by_text(title))
 
 
 def test_clocks_that_were_read_back_have_charts(planner: LivePlanner, job_page: Page) -> None:
@@ -274,15 +302,15 @@ def test_clocks_that_were_read_back_have_charts(planner: LivePlanner, job_page: 
     # A number or a click chooses the stage.
     page = job_page
     choice = page.get_by_role("spinbutton", name="Stage whose clock is shown as a line")
-    plotted = page.locator("#panel-charts .chart").filter(has=choice).locator(".u-over")
+    plotted = page.locator(".job-page .chart").filter(has=choice).locator(".u-over")
     readout = page.locator(".readout")
     expect(choice).to_have_value("0")
     for place, (number, shown) in enumerate([("0", "0"), ("1", "1"), ("7", "1")]):  # none is 7
         choice.fill(number)
-        plotted.hover(position={"x": 360 + 40 * place, "y": 40})
+        plotted.hover(position={"x": 1000 + 40 * place, "y": 40})
         expect(readout).to_contain_text(f"; stage {shown}: ")
     expect(readout).to_contain_text("measured 1300\u202fMHz")
-    strip = chart(page, "Clock by stage, planned, mean of its instructions").locator(".u-over")
+    strip = chart(page, "Clock by stage, MHz, planned").locator(".u-over")
     box = strip.bounding_box()
     assert box is not None
     for stage, share in (("0", 0.25), ("1", 0.75)):

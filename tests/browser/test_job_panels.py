@@ -43,9 +43,10 @@ def test_the_figures_name_the_steps_that_did_not_run_as_planned(
     put_steps(planner, 12, 32, time_s=1.8, num_overruns=3)
     open_job(browser_page, planner)
     remarks = browser_page.locator(".deviations li")
-    expect(remarks.first).to_contain_text("60 overruns in 20 of 29 counted steps")
-    expect(remarks.first).to_contain_text("9 steps on the plan had none.")
-    expect(remarks.last).to_contain_text("Left out: 1 step, the first after a change of version")
+    expect(remarks.first).to_contain_text("No step at the highest clocks was measured")
+    expect(remarks.nth(1)).to_contain_text("In 20 of 29 counted steps")
+    expect(remarks.nth(1)).to_contain_text("9 other steps on the plan had none.")
+    expect(remarks.last).to_contain_text("1 step left out: the first after a change of version")
 
 
 def target_of(planner: LivePlanner) -> str:
@@ -75,7 +76,9 @@ def test_a_finger_beside_the_points_chooses_one_and_goes_to_its_neighbours(
     page = context.new_page()
     dashboard = open_job(page, planner)
     strip = page.get_by_role("group", name="Confirm the plan")
-    dashboard.points.last.scroll_into_view_if_needed()
+    page.locator("#panel-frontier .fold").click()
+    dashboard.points.last.wait_for()
+    page.locator("#panel-frontier form").scroll_into_view_if_needed()  # below the points
     box = dashboard.points.last.bounding_box()
     assert box is not None
     page.touchscreen.tap(box["x"] + box["width"] / 2, box["y"] + 38)
@@ -169,6 +172,7 @@ def test_a_target_that_a_straggler_makes_unreachable_is_named(
     nearest = "deadline 0.99\u202fs, nearest to deadline 0.91\u202fs"
     expect(dashboard.fact("Target")).to_have_text(nearest)
     expect(browser_page.locator("#panel-frontier form")).to_contain_text(nearest)
+    browser_page.locator(".notes summary").click()
     notes = browser_page.get_by_role("list", name="Notes")
     expect(notes).to_contain_text("target deadline:0.91 cannot be met")
     expect(dashboard.open().row("job")).to_contain_text(nearest)
@@ -183,9 +187,10 @@ def test_an_order_that_would_save_more_is_named_with_the_line_that_sets_it(
     planner.put_job(num_microbatches=8, other_orders=[other]).raise_for_status()
     planner.put_profile().raise_for_status()
     open_job(browser_page, planner)
+    browser_page.locator(".notes summary").click()
     notes = browser_page.get_by_role("list", name="Notes")
-    expect(notes).to_contain_text("order envpipe would need")
-    expect(notes).to_contain_text("activations of 3 microbatches on a stage instead of 2")
+    expect(notes).to_contain_text("schedule envpipe would need")
+    expect(notes).to_contain_text("activations of 3 microbatches on a stage in place of 2")
     expect(notes).to_contain_text(line.replace("{extra_forwards}", "1,0"))
 
 

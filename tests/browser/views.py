@@ -49,6 +49,7 @@ def job(job_id: str = "job", /, **changes: object) -> dict[str, Any]:
         "is_caught_up": True,
         "deviations": [],
         "problem": None,
+        "condition": None,
         "created_at": "2026-01-05T09:30:00+00:00",
         "last_seen_at": "2026-01-05T09:40:00+00:00",
         **changes,

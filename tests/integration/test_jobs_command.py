@@ -75,7 +75,7 @@ def test_show_has_what_the_job_waits_for(live: LivePlanner) -> None:
     assert text.startswith("waits: awaiting-profile, on emulated GPUs; registered 20")
     assert "2 stages, 3 microbatches, 2 ranks; schedule 1f1b" in text
     assert "blocking power 70 W" in text
-    assert "note: waits for ranks 0, 1 to register" in text
+    assert "note: waits for ranks 0 and 1 to register" in text
     assert "rank 1: stage 1, emulated A100 at node-1, no plan" in jobs("show", "job")
     shown = document("show", "job")
     assert (shown["job_id"], shown["stragglers"]) == ("job", [])
@@ -122,7 +122,10 @@ def test_a_straggler_is_announced_listed_and_withdrawn(live: LivePlanner) -> Non
     assert line.startswith("rank 1: 1.2 times as slow as profiled, announced (slow), from 20")
     assert f"until {until}" in line
     assert document("straggler", "job")[0]["slowdown"] == 1.2
-    assert "straggler rank 1: 1.2 times" in jobs("show", "job")
+    shown = jobs("show", "job")
+    assert shown.startswith("job: slow GPU, on emulated GPUs")
+    assert "straggler rank 1: 1.2 times" in shown
+    assert "\njob    slow GPU  " in jobs("list")
     assert jobs("straggler", "job", "1", "--withdraw") == "no stragglers\n"
     assert answered(live, "job/stragglers") == []
 

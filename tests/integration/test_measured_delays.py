@@ -205,7 +205,7 @@ def test_hidden_delays_of_clock_changes_are_found_and_planned_with(
         assert job.newest == 2
         report = job.delays()
         assert [report["up_ms"], report["down_ms"]] == pytest.approx([1e3 * one for one in found])
-        assert f"clock changes {report['up_ms']:.3g} ms late up, " in report["text"]
+        assert f"clock changes {report['up_ms']:.3g} ms late up and " in report["text"]
 
 
 @pytest.mark.parametrize(
@@ -246,17 +246,17 @@ def test_a_given_tail_stays_and_the_transfers_are_measured_and_shown_as_such(
         job.run_until_timed(1)
         after, report = job.plan(2), job.delays()
         assert report == job.delays("overview")
-        printed = flyball("report", JOB, "--planner", str(planner.http.base_url)).stdout
+        printed = flyball("report", JOB, "--notes", "--planner", str(planner.http.base_url)).stdout
     assert after["tail_ms"] == 20.0
     assert after["transfer_ms"] == pytest.approx([1e3 * hop for hop in HOPS_S], rel=0.1)
-    assert given["text"] == "a tail of 20 ms, given"
+    assert given["text"] == "a tail of 20 ms (given)"
     assert (report["tail_source"], report["transfer_source"]) == ("given", "measured")
     # On a busy machine ranks may take the plan some steps late.
     assert FEWEST_USABLE_STEPS <= report["num_steps"] <= MOST_TIMED_STEPS
     assert report["version"] == 1
-    measured = f"transfers of 8, 4, 12 ms, measured in {report['num_steps']} steps of plan 1"
-    assert report["text"] == f"a tail of 20 ms, given; {measured}"
-    assert f"planned beside the instructions: {report['text']}\n" in printed
+    measured = f"measured in {report['num_steps']} steps of v1 where not given"
+    assert report["text"] == f"a tail of 20 ms (given), transfers of 8, 4, 12 ms; {measured}"
+    assert f"Beside the instructions the plan counts {report['text']}.\n" in printed
 
 
 @pytest.mark.parametrize("work", [0.05, 0.3])

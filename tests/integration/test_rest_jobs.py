@@ -11,8 +11,7 @@ from tests.planner.samples import (
 
 from flyball_server.jobs.services import frontier_lock
 from flyball_server.planning.documents.plan_document import plan_from_document
-from flyball_server.planning.frontier_curve import make_frontier
-from flyball_server.planning.planner import PlanRequest
+from flyball_server.planning.stragglers.slowed_pipelines import SlowedRequest, make_slowed_frontier
 from flyball_server.views import frontier
 from flyball_wire import routes
 from flyball_wire.read_models import Frontier
@@ -85,11 +84,11 @@ def test_a_frontier_is_of_the_jobs_effort_and_forgotten_when_that_changes(
 ) -> None:
     found: list[str] = []
 
-    def noted(request: PlanRequest, num_points: int) -> Frontier:
-        found.append(request.options.effort)
-        return make_frontier(request, num_points)
+    def noted(slowed: SlowedRequest, num_points: int) -> Frontier:
+        found.append(slowed.request.options.effort)
+        return make_slowed_frontier(slowed, num_points)
 
-    monkeypatch.setattr(frontier, "make_frontier", noted)
+    monkeypatch.setattr(frontier, "make_slowed_frontier", noted)
     planner.put_planned_job()
     # Not high, which searches for half a minute however small the pipeline is.
     for change in ({}, {"target": "least-energy"}, {"effort": "low"}, {}, {"effort": "normal"}):

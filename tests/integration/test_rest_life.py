@@ -99,7 +99,9 @@ def test_a_rank_of_another_start_waits_until_that_has_begun_and_holds_nothing_up
                 notes = planner.http.get(JOB).json()["notes"]
                 assert any("refused a registration from node-0" in note for note in notes)
                 overview = client.get_overview().jobs[0]
-                assert (overview.refused or "").startswith("refused a registration from node-0")
+                assert overview.condition is not None
+                assert overview.condition.name == "refused"
+                assert (overview.condition.action or "").startswith("refused a registration from")
                 assert early.active_version is None
                 assert [rank.has_left for rank in ranks(planner)] == [False, False]
         with session(planner, 1, "second"):
@@ -107,7 +109,7 @@ def test_a_rank_of_another_start_waits_until_that_has_begun_and_holds_nothing_up
             put_start(client, "second", num_stages=3)
             wait_until(lambda: [rank.rank for rank in ranks(planner)] == [1])
             assert state(planner) == "awaiting-profile"
-            assert planner.http.get(JOB).json()["notes"] == ["waits for ranks 0, 2 to register"]
+            assert planner.http.get(JOB).json()["notes"] == ["waits for ranks 0 and 2 to register"]
         kept = planner.http.get(routes.fill(routes.JOB, job_id="job@1")).json()
         assert (kept["state"], kept["newest_version"]) == ("ended", 1)
         # Nobody else can take the name of a run that is kept.

@@ -47,11 +47,9 @@ def test_who_sets_no_clocks_is_in_the_notes_and_the_report_until_the_next_step_t
     line = f"rank 1 sets no clocks: {why}"
     assert said() == ([line], [line], [None, why])
     planner.post_steps(0, 4, no_clocks=why)
-    assert said()[0] == [f"ranks 0, 1 set no clocks: {why}"]
+    assert said()[0] == [f"ranks 0 and 1 set no clocks: {why}"]
     deviations = report(planner)["versions"][0]["deviations"]
-    assert [each["text"] for each in deviations] == [
-        "Left out: 1 step in which a rank set no clocks."
-    ]
+    assert [each["text"] for each in deviations] == ["1 step left out: a rank set no clocks."]
     planner.post_steps(0, 5, plan_version=1)
     planner.post_steps(1, 5, plan_version=1)
     assert said() == ([], [], [None, None])
@@ -97,7 +95,7 @@ def test_energies_of_modules_are_named_where_the_profile_has_those_of_gpus(
     ]
     assert report(planner)["energy_scope"] is None
     (note,) = notes_with("module", "module")
-    assert note.endswith(f"and ranks 0, 1 measure whole modules: {not_comparable}")
+    assert note.endswith(f"and ranks 0 and 1 measure whole modules: {not_comparable}")
     assert report(planner)["energy_scope"] == "module"
     assert report(planner)["notes"] == [note]
     planner.put_profile(scoped.replace(",gpu", ",module")).raise_for_status()

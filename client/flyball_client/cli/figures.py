@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from flyball_wire.closed_loop import Estimate
+from flyball_wire.messages import JobView
+from flyball_wire.read_models import JobOverview
 
 UNKNOWN = "-"
 _COLUMN_GAP = 2
@@ -25,6 +27,18 @@ def _scaled(value: float, unit: str) -> str:
         if abs(value) >= limit:
             return f"{value * factor:.4g} {prefix}{unit}"
     return f"{value:.4g} {unit}"
+
+
+def state_text(job: JobView | JobOverview) -> str:
+    """Return the trouble that a job's state does not say, or else its state."""
+    return str(job.state if job.condition is None else job.condition.name)
+
+
+def to_do(job: JobView | JobOverview) -> str | None:
+    """Return the line for someone who has to act; None: nobody has to."""
+    if job.problem is not None or job.condition is None:
+        return job.problem
+    return job.condition.action
 
 
 def number_text(value: Estimate | float | None, form: str) -> str:

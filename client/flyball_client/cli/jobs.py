@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flyball_client.api.errors import PlannerRefusedError, PlannerUnavailableError
-from flyball_client.cli.figures import aligned
+from flyball_client.cli.figures import aligned, state_text, to_do
 from flyball_client.cli.planner_access import asked, open_planner
 from flyball_client.profiling.arguments import count, quantity
 from flyball_profiles.stage_profile import ProfileError
@@ -358,19 +358,18 @@ _HEADINGS = ("JOB", "STATE", "RANKS", "PLAN", "POLICY", "TARGET", "GPUS")
 
 
 def _list_as_text(jobs: Sequence[JobOverview]) -> str:
-    """Return a line for each job, the most recently active first."""
+    """Return a line for each job, the most recently active first, then what has to be done."""
     if not jobs:
         return "no jobs; a job appears when its ranks register"
     lines = aligned([_HEADINGS, *map(_list_row, jobs)], "<" * len(_HEADINGS))
-    refused = [f"{job.job_id}: {job.refused}" for job in jobs if job.refused is not None]
-    return "\n".join([*lines, *refused])
+    return "\n".join([*lines, *(f"! {job.job_id}: {text}" for job in jobs if (text := to_do(job)))])
 
 
 def _job_as_line(job: JobView) -> str:
     """Return name, state, plan and target of a job."""
     plan = "no plan yet" if job.newest_version is None else f"plan {job.newest_version}"
     options = job.registration
-    line = f"{job.job_id}: {job.state}, {plan} ({options.policy}, target {options.target})"
+    line = f"{job.job_id}: {state_text(job)}, {plan} ({options.policy}, target {options.target})"
     if job.missed is not None:
         line = f"{line}; {job.missed.text}"
     return line if job.problem is None else f"{line}; {job.problem}"
@@ -381,15 +380,15 @@ def _job_as_text(job: JobView, stragglers: Sequence[Straggler], timetable: Timet
     registered = job.registration
     kind = "emulated" if registered.emulated else "real"
     lines = [
-        f"{job.job_id}: {job.state}, on {kind} GPUs; registered {job.created_at}",
+        f"{job.job_id}: {state_text(job)}, on {kind} GPUs; registered {job.created_at}",
         f"  {registered.num_stages} stages, {registered.num_microbatches} microbatches,"
         f" {registered.num_expected_ranks} ranks; schedule {registered.schedule}",
         f"  policy {registered.policy}, reconfigure {registered.reconfiguration}, target"
         f" {registered.target}, effort {registered.effort}; {_blocking_power(registered)}",
         f"  plan: {_plan_text(job)}",
     ]
-    if job.problem is not None:
-        lines.append(f"  problem: {job.problem}")
+    if (action := to_do(job)) is not None:
+        lines.append(f"  ! {action}")
     lines += [f"  note: {note}" for note in job.notes]
     lines += [f"  {_rank_line(rank)}" for rank in job.ranks[:_SHOWN_RANKS]]
     if (num_more := len(job.ranks) - _SHOWN_RANKS) > 0:
@@ -422,7 +421,7 @@ def _list_row(job: JobOverview) -> tuple[str, ...]:
         plan += f" ({active} in force)"
     return (
         job.job_id,
-        str(job.state),
+        state_text(job),
         f"{job.num_present}/{job.num_ranks}",
         plan,
         job.policy,
@@ -456,7 +455,7 @@ def _straggler_line(straggler: Straggler) -> str:
     end = "" if straggler.until_time is None else f", until {straggler.until_time}"
     planned = "planned for" if straggler.is_planned else "not planned for yet"
     return (
-        f"rank {straggler.rank}: {straggler.slowdown:g} times as slow as profiled,"
+        f"rank {straggler.rank}: {straggler.slowdown:.4g} times as slow as profiled,"
         f" {straggler.source} ({straggler.reason}){start}{end}; {planned}"
     )
 

@@ -105,8 +105,8 @@ _FACTORS = ("price_per_kwh", "currency", "co2_g_per_kwh")
 
 def _configure(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Measured time and energy of a job's plans against the highest clocks, with 95 %"
-        " confidence intervals; predicted and emulated figures are labelled."
+        "Say what a job's plans save against the highest clocks, with 95 % confidence intervals;"
+        " predicted and emulated figures are labelled."
     )
     factor = quantity(highest=_MAX_FACTOR_PER_KWH)
     parser.add_argument("job", metavar="JOB", help="name of the job")
@@ -141,6 +141,9 @@ def _configure(parser: argparse.ArgumentParser) -> None:
         metavar="GRAMS",
         type=factor,
         help="CO2 emissions of a kWh in g (default: the planner's FLYBALL_CO2_G_PER_KWH)",
+    )
+    parser.add_argument(
+        "--notes", action="store_true", help="print all notes and plan versions, not the first ones"
     )
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print JSON only")
@@ -185,8 +188,8 @@ def _printed(report: JobReport, factors: EnergyFactors, arguments: argparse.Name
     if arguments.json:
         return json.dumps(_document(report, factors), indent=2)
     if arguments.markdown:
-        return report_as_markdown(report, factors)
-    return report_as_text(report, factors)
+        return report_as_markdown(report, factors, all_notes=arguments.notes)
+    return report_as_text(report, factors, all_notes=arguments.notes)
 
 
 def _document(report: JobReport, factors: EnergyFactors) -> dict[str, Any]:

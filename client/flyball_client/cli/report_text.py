@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import islice
 
 from flyball_client.cli.figures import aligned, energy_text, interval_text
 from flyball_profiles.stage_profile import EnergyScope
-from flyball_wire.closed_loop import BaselineOrigin, Estimate, JobReport, VersionSavings
+from flyball_wire.closed_loop import (
+    BaselineOrigin,
+    DeviationKind,
+    Estimate,
+    JobReport,
+    VersionSavings,
+)
 from flyball_wire.energy_factors import EnergyFactors, kwh_of
 
 
@@ -38,178 +43,240 @@ def converted(estimate: Estimate, convert: Callable[[float], float | None]) -> E
 
 
 SUGGESTED_PAIRS = 60
+# Notes that are shown without being asked for, and versions in the table.
+_FIRST_NOTES, _NEWEST_VERSIONS = 2, 3
 _TOO_FEW = "[too few steps]"
+_HEADER = ("", "steps", "time, s", "energy, J", "more time, %", "less energy, %")
+_Row = tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Section:
-    """Texts of one plan version.
+class _Parts:
+    """Parts of a report, from top to bottom.
 
     Attributes:
-        title: Version, policy and target.
-        rows: Name, origin, time, energy and steps of each row of the table.
-        notes: Lines below the table.
+        verdict: saving with its interval, and what it is of.
+        rows: table of the versions, without its header.
+        sums: lines below the table.
+        notes: plain sentences that matter, the most important first.
     """
 
-    title: str
-    rows: tuple[tuple[str, ...], ...]
+    verdict: str
+    rows: tuple[_Row, ...]
+    sums: tuple[str, ...]
     notes: tuple[str, ...]
 
 
-def report_as_text(report: JobReport, factors: EnergyFactors) -> str:
-    """Return the report for a terminal."""
-    sections = [_section(report, version, factors) for version in report.versions]
-    # One alignment for the tables of all versions.
-    rows = [row for section in sections for row in (_HEADER, *section.rows)]
-    table = iter(aligned(rows, "<<<<>"))
-    lines = [_title(report), *_sums(report, factors)]
-    for section in sections:
-        lines += ["", section.title, *islice(table, 1 + len(section.rows)), *section.notes]
-    return "\n".join([*lines, "", *_remarks(report)])
+def report_as_text(report: JobReport, factors: EnergyFactors, *, all_notes: bool = False) -> str:
+    """Return the report for a terminal: verdict, table, sums and notes.
+
+    Args:
+        report: the planner's report.
+        factors: price and emissions of energy.
+        all_notes: true: all notes and versions; false: those that matter most.
+    """
+    parts = _parts(report, factors, all_notes=all_notes)
+    lines = [parts.verdict, ""]
+    if parts.rows:
+        lines += [*aligned([_HEADER, *parts.rows], "<>>><<"), ""]
+    lines += parts.sums
+    if parts.notes:
+        lines += ["", *parts.notes]
+    return "\n".join(lines)
 
 
-def report_as_markdown(report: JobReport, factors: EnergyFactors) -> str:
-    """Return the report as Markdown."""
-    lines = [f"# {_title(report)}", ""]
-    lines += [f"- {line}" for line in _sums(report, factors)]
-    for version in report.versions:
-        section = _section(report, version, factors)
-        lines += ["", f"## {section.title}", "", _cells(_HEADER), _cells(("---",) * len(_HEADER))]
-        lines += [_cells(row) for row in section.rows]
-        if section.notes:
-            lines += ["", *section.notes]
-    lines.append("")
-    return "\n".join([*lines, *_remarks(report)])
+def report_as_markdown(
+    report: JobReport, factors: EnergyFactors, *, all_notes: bool = False
+) -> str:
+    """Return the same as Markdown."""
+    parts = _parts(report, factors, all_notes=all_notes)
+    table = [_HEADER, ("---",) * len(_HEADER), *parts.rows] if parts.rows else []
+    lines = [f"# {parts.verdict}", "", *map(_cells, table), "", *_listed(parts.sums)]
+    if parts.notes:
+        lines += ["", "## Notes", "", *_listed(parts.notes)]
+    return "\n".join(lines)
 
 
-_HEADER = ("", "", "time, s", "energy, J", "steps")
+def _listed(texts: Iterable[str]) -> Iterator[str]:
+    return (f"- {text}" for text in texts)
 
 
-def _title(report: JobReport) -> str:
-    gpus = "emulated GPUs" if report.emulated else "GPUs"
-    return f"Report of job {report.job_id}: {report.num_ranks} {gpus}"
-
-
-def _sums(report: JobReport, factors: EnergyFactors) -> list[str]:
-    energy = (
-        "energy not known: a rank could not read it"
-        if report.energy_j is None
-        else amounts_text(report.energy_j, factors)
+def _parts(report: JobReport, factors: EnergyFactors, *, all_notes: bool) -> _Parts:
+    versions = report.versions if all_notes else report.versions[-_NEWEST_VERSIONS:]
+    notes = list(dict.fromkeys(map(sentence, _notes(report))))
+    if not all_notes and len(notes) > _FIRST_NOTES + 1:
+        more = len(notes) - _FIRST_NOTES
+        notes = notes[:_FIRST_NOTES]
+        notes.append(f"{more} more note{'s' * (more > 1)}: flyball report {report.job_id} --notes")
+    return _Parts(
+        verdict=_verdict(report),
+        rows=tuple(_rows(report, versions)),
+        sums=tuple(_sums(report, factors)),
+        notes=tuple(notes),
     )
-    how = _measured(report)
-    lines = _headline(report)
-    lines.append(f"all, {_steps(report.num_steps)}, {how}: {report.time_s:.1f} s, {energy}")
-    if report.profiling_time_s is not None:
-        cost = "energy not known"
-        if report.profiling_energy_j is not None:
-            cost = energy_text(report.profiling_energy_j)
-        lines.append(f"profiling added, {how}: {report.profiling_time_s:.1f} s, {cost}")
-    if report.delays is not None:
-        lines.append(f"planned beside the instructions: {report.delays.text}")
-    if report.num_unknown_steps:
-        lines.append(
-            f"not counted: {_steps(report.num_unknown_steps)} on plan versions that the planner's"
-            " database does not have (restored to an older state)"
+
+
+def _verdict(report: JobReport) -> str:
+    on = f"on {report.num_ranks} {'emulated ' * report.emulated}GPU{'s' * (report.num_ranks > 1)}"
+    if report.headline is None:
+        return f"{report.job_id}: no saving yet, {on}"
+    how = f"measured {on}" if report.headline.is_measured else f"predicted for a job {on}"
+    return f"{report.job_id}: {report.headline.text}, {how}"
+
+
+# ------------------------------------------------------------------ the table
+
+
+def _rows(report: JobReport, versions: Iterable[VersionSavings]) -> Iterator[_Row]:
+    """Yield two rows for each version, below the baseline that it is compared with."""
+    how, before = _measured(report), None
+    for version in versions:
+        baseline = (version.baseline_time_s, version.baseline_energy_j)
+        if version.baseline_time_s is not None and baseline != before:
+            before = baseline
+            steps = str(version.baseline_time_s.num_steps)
+            time_s, energy_j = _mean(baseline[0], ".4f"), _mean(baseline[1], ".2f")
+            yield (f"highest clocks, {how}", steps, time_s, energy_j, "", "")
+        yield (
+            f"v{version.version} ({version.policy}, {version.target}), {how}",
+            str(version.num_steps),
+            _mean(version.time_s, ".4f"),
+            _mean(version.energy_j, ".2f"),
+            _estimate(version.slowdown_percent, "+.2f"),
+            _estimate(version.saving_percent, ".2f"),
         )
-    lines += report.notes
-    lines += [deviation.text for deviation in report.deviations]
-    if report.saved_j is not None:
-        saved = _amounts(report.saved_j, factors)
-        share = ""
-        if report.saved_of_j:
-            share = f"{100 * report.saved_j.mean / report.saved_of_j:.1f} %, "
-        lines.append(f"saved by all versions, {how}: {share}{saved}")
-    if report.order_advice is not None:
-        lines.append(report.order_advice.text)
-    return lines
-
-
-def _headline(report: JobReport) -> list[str]:
-    headline = report.headline
-    if headline is None:
-        return []
-    how = _measured(report) if headline.is_measured else "predicted"
-    return [f"{headline.text}, {how}", *headline.caveats]
-
-
-def _section(report: JobReport, version: VersionSavings, factors: EnergyFactors) -> _Section:
-    how = _measured(report)
-    steps = str(version.num_steps)
-    at_highest = version.baseline == BaselineOrigin.ITSELF
-    rows = [
-        ("plan", how, _estimate(version.time_s, ".4f"), _estimate(version.energy_j, ".2f"), steps),
-        (
-            "plan",
-            "predicted",
+        saving = f"{version.predicted_saving_percent:.2f}"
+        yield (
+            f"v{version.version}, predicted",
+            "",
             f"{version.predicted_time_s:.4f}",
             f"{version.predicted_energy_j:.2f}",
             "",
-        ),
-    ]
-    if version.baseline_time_s is not None:
-        baseline = (
-            "highest clocks",
-            how,
-            _estimate(version.baseline_time_s, ".4f"),
-            _estimate(version.baseline_energy_j, ".2f"),
-            str(version.baseline_time_s.num_steps),
+            "" if version.baseline == BaselineOrigin.ITSELF else saving,
         )
-        time = _estimate(version.slowdown_percent, "+.2f", " %")
-        energy = _estimate(version.saving_percent, ".2f", " %", before="saves ")
-        rows = [baseline, *rows, ("difference", how, time, energy, "")]
-    if not at_highest:
-        saving = f"saves {version.predicted_saving_percent:.2f} %"
-        rows.append(("difference", "predicted", "", saving, ""))
-    return _Section(
-        title=f"Version {version.version}: {version.policy}, target {version.target}",
-        rows=tuple(rows),
-        notes=tuple(_notes(report, version, factors)),
-    )
 
 
-def _notes(report: JobReport, version: VersionSavings, factors: EnergyFactors) -> list[str]:
-    lines: list[str] = []
-    if version.saved_j is not None:
-        saved = _amounts(version.saved_j, factors)
-        lines.append(f"Saved in {_steps(version.num_steps)}, {_measured(report)}: {saved}.")
-    lines.append(_baseline_note(report, version))
-    if version.compared:
-        baseline_j = version.predicted_energy_j / (1 - version.predicted_saving_percent / 100)
-        savings = [
-            f"{plan.name} {round(100 * (1 - plan.energy_j / baseline_j), 2) + 0.0:.2f} %"
-            for plan in version.compared
-        ]
-        lines.append(f"Without clock changes, predicted savings: {', '.join(savings)}.")
-    return [*lines, *(deviation.text for deviation in version.deviations)]
+def _mean(estimate: Estimate | None, form: str) -> str:
+    return "not known" if estimate is None else f"{estimate.mean:{form}}"
 
 
-def _baseline_note(report: JobReport, version: VersionSavings) -> str:
-    how_to = f" `flyball report {report.job_id} --compare {SUGGESTED_PAIRS}` measures both in turn."
-    if any(other.baseline == BaselineOrigin.INTERLEAVED for other in report.versions):
-        how_to = ""
-    match version.baseline:
-        case BaselineOrigin.INTERLEAVED:
-            in_turn = "Steps at the highest clocks were run in turn with steps on the plan."
-            return " ".join((in_turn, *version.caveats))
-        case BaselineOrigin.APART:
-            return f"{' '.join(version.caveats)}{how_to}"
-        case BaselineOrigin.ITSELF:
-            return "This version runs at the highest clocks only."
-        case BaselineOrigin.NONE:
-            return f"No step at the highest clocks was measured: the saving is not known.{how_to}"
+def _estimate(estimate: Estimate | None, form: str) -> str:
+    if estimate is None:
+        return "not known"
+    return f"{estimate.mean:{form}} {interval_text(estimate, form) or _TOO_FEW}"
 
 
-def _remarks(report: JobReport) -> list[str]:
-    interval = "[ ] is the 95 % confidence interval. Energy is that of"
-    lines = [f"{interval} the GPUs, without hosts, network and cooling."]
+def _cells(cells: _Row) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+# ------------------------------------------------------------------ the lines below
+
+
+def _sums(report: JobReport, factors: EnergyFactors) -> Iterator[str]:
+    how = _measured(report)
+    energy = "an energy that a rank could not read"
+    if report.energy_j is not None:
+        energy = amounts_text(report.energy_j, factors)
+    yield f"All {_steps(report.num_steps)}: {report.time_s:.1f} s, {energy}, {how}."
+    if report.saved_j is not None:
+        share = ""
+        if report.saved_of_j:
+            share = f"{100 * report.saved_j.mean / report.saved_of_j:.1f} %, "
+        yield f"Saved so far: {share}{_amounts(report.saved_j, factors)}, {how}."
+    scope = "the GPUs alone"
     if report.energy_scope == EnergyScope.MODULE:
-        lines = [
-            f"{interval} whole modules, with their CPUs and memory, as the GPUs' counters count it;"
-            " a module of several GPUs may count once for each."
-        ]
+        scope = (
+            "whole modules, with their CPUs and memory; a module of several GPUs may count once for"
+            " each"
+        )
+    yield f"[ ] is a 95 % confidence interval. Energies are of {scope}."
     if report.emulated:
-        lines.append("The GPUs are emulated: no figure here is a real GPU's.")
-    return lines
+        yield "The GPUs are emulated: no figure here is a real GPU's."
+
+
+def _amounts(estimate: Estimate, factors: EnergyFactors) -> str:
+    energy, separator, others = amounts_text(estimate.mean, factors).partition(", ")
+    bounds = _TOO_FEW
+    if estimate.low is not None and estimate.high is not None:
+        bounds = f"[{energy_text(estimate.low)}, {energy_text(estimate.high)}]"
+    return f"{energy} {bounds}{separator}{others}"
+
+
+def _notes(report: JobReport) -> Iterator[str]:
+    """Yield what limits the figures or lies behind them, the most important first."""
+    yield from report.notes
+    newest = report.versions[-1] if report.versions else None
+    caveats = () if report.headline is None else report.headline.caveats
+    if newest is not None:
+        caveats = tuple(dict.fromkeys((*caveats, *newest.caveats)))
+        how_to = _how_to_compare(report, newest)
+        if how_to:
+            caveats = (" ".join((*caveats[:1], how_to)), *caveats[1:])
+    yield from caveats[:1]
+    yield from _profiling(report)
+    yield from caveats[1:]
+    deviations = (*(newest.deviations if newest is not None else ()), *report.deviations)
+    # A change of version is no disturbance.
+    yield from (
+        deviation.text
+        for deviation in sorted(deviations, key=lambda each: each.kind == DeviationKind.UNSETTLED)
+    )
+    if report.num_unknown_steps:
+        yield (
+            f"{_steps(report.num_unknown_steps)} on plans that the planner's database does not have"
+            " are left out: it was restored to an older state."
+        )
+    if newest is not None and newest.compared:
+        yield _fixed_clocks(newest)
+    if report.delays is not None:
+        yield f"Beside the instructions the plan counts {report.delays.text}"
+    if report.order_advice is not None:
+        yield report.order_advice.text
+    for version in report.versions[:-1]:
+        own = (*version.caveats, *(deviation.text for deviation in version.deviations))
+        yield from (f"Version {version.version}: {text}" for text in own)
+
+
+def _profiling(report: JobReport) -> Iterator[str]:
+    if not report.num_profiling_steps:
+        return
+    cost = "; what they cost was not measured"
+    if report.profiling_time_s is not None:
+        cost = f", which added {report.profiling_time_s:.1f} s"
+        if report.profiling_energy_j is not None:
+            cost += f" and {energy_text(report.profiling_energy_j)}"
+    were = "was" if report.num_profiling_steps == 1 else "were"
+    yield f"{_steps(report.num_profiling_steps)} {were} profiling{cost}."
+
+
+def _how_to_compare(report: JobReport, newest: VersionSavings) -> str:
+    """Return how to measure the saving, or how to measure it better; empty: it is measured well."""
+    command = f"`flyball report {report.job_id} --compare {SUGGESTED_PAIRS}`"
+    match newest.baseline:
+        case BaselineOrigin.APART:
+            return f"{command} measures plan and baseline in turn."
+        case BaselineOrigin.NONE:
+            return f"{command} measures the saving."
+        case _:
+            return ""
+
+
+def _fixed_clocks(version: VersionSavings) -> str:
+    baseline_j = version.predicted_energy_j / (1 - version.predicted_saving_percent / 100)
+    names = {"constant": "one clock for each stage", "global": "one clock for all stages"}
+    savings = [
+        f"{names.get(plan.name, plan.name)} would save"
+        f" {round(100 * (1 - plan.energy_j / baseline_j), 2) + 0.0:.2f} %"
+        for plan in version.compared
+    ]
+    return f"Without clock changes, {' and '.join(savings)}, predicted."
+
+
+def sentence(text: str) -> str:
+    """Return a text that begins with a capital letter and ends with a full stop."""
+    text = text[:1].upper() + text[1:]
+    return text if text.endswith((".", "`", ")")) else f"{text}."
 
 
 def _steps(num_steps: int) -> str:
@@ -218,20 +285,3 @@ def _steps(num_steps: int) -> str:
 
 def _measured(report: JobReport) -> str:
     return "measured (emulated)" if report.emulated else "measured"
-
-
-def _estimate(estimate: Estimate | None, form: str, unit: str = "", before: str = "") -> str:
-    if estimate is None:
-        return "not known"
-    return f"{before}{estimate.mean:{form}}{unit} {interval_text(estimate, form) or _TOO_FEW}"
-
-
-def _amounts(estimate: Estimate, factors: EnergyFactors) -> str:
-    amounts = amounts_text(estimate.mean, factors)
-    if estimate.low is None or estimate.high is None:
-        return f"{amounts} {_TOO_FEW}"
-    return f"{amounts} [{energy_text(estimate.low)}, {energy_text(estimate.high)}]"
-
-
-def _cells(cells: tuple[str, ...]) -> str:
-    return f"| {' | '.join(cells)} |"

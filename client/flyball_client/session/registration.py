@@ -211,7 +211,7 @@ class JobRegistrar:
             if self._is_closed or self._agent is None:
                 return
             logger.info(
-                "job %s is registered for %d microbatches a step, after %d",
+                "job %s is registered for %d microbatches a step, %d before",
                 self._job_id,
                 num_microbatches,
                 self._registration.num_microbatches,

@@ -141,6 +141,7 @@ class Prediction:
         late_changes_j: energy that late clock changes cost, J: beyond that of the plan found for
             the target as if they came at once, or, where no such plan was sought, beyond that of
             the same clocks in the same iteration time.
+        stragglers_s: part of the baseline's iteration time that stragglers add, s.
         stages: predictions by stage, of several pipelines the one's after the other's; empty:
             unknown.
     """
@@ -152,6 +153,7 @@ class Prediction:
     compared: tuple[ComparedPlan, ...] = ()
     saving_sources: SavingSources | None = None
     late_changes_j: float = 0.0
+    stragglers_s: float = 0.0
     stages: tuple[StagePrediction, ...] = ()
 
     @property

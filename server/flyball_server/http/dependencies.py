@@ -32,7 +32,7 @@ from flyball_server.jobs.records import (
     JOB_ID_PATTERN,
     RankRecord,
 )
-from flyball_server.jobs.registry.inspection import JobSummary, get_job, notes
+from flyball_server.jobs.registry.inspection import JobSummary, get_job
 from flyball_server.jobs.registry.registration import KnownRank, register_together
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.versions.plan_versions import (
@@ -307,4 +307,4 @@ async def planned_view(state: PlannerState, stored: JobSummary, asked_by: JobInp
 
 def shown_job(state: PlannerState, summary: JobSummary) -> JobView:
     """Return the job as it is shown."""
-    return job_view(summary, notes(state.services, summary))
+    return job_view(state.services, summary)

@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from flyball_server.jobs.lifecycle.condition import summary_condition
 from flyball_server.jobs.measurements.measurements import RankPost
 from flyball_server.jobs.records import (
     PlanRecord,
@@ -15,9 +16,11 @@ from flyball_server.jobs.records import (
     StepDetail,
     StepRecord,
 )
+from flyball_server.jobs.registry import inspection
 from flyball_server.jobs.registry.inspection import JobSummary
 from flyball_server.jobs.registry.launch import Launch
 from flyball_server.jobs.registry.registration import KnownRank
+from flyball_server.jobs.services import JobServices
 from flyball_server.planning.documents.plan_document import plan_document
 from flyball_wire import messages
 from flyball_wire.messages import JobSpec
@@ -101,8 +104,8 @@ def profile_rows(profile: messages.JsonProfile) -> list[dict[str, object]]:
 # ------------------------------------------------------------------ to the wire
 
 
-def job_view(summary: JobSummary, notes: tuple[str, ...] = ()) -> messages.JobView:
-    """A job, its registration as it is in force now."""
+def job_view(services: JobServices, summary: JobSummary) -> messages.JobView:
+    """A job, its registration as it is in force now, with notes and condition."""
     job = summary.job
     return messages.JobView(
         job_id=job.job_id,
@@ -115,9 +118,10 @@ def job_view(summary: JobSummary, notes: tuple[str, ...] = ()) -> messages.JobVi
         active_version=summary.active_version,
         problem=job.problem,
         created_at=job.created_at.isoformat(),
-        notes=notes,
+        notes=inspection.notes(services, summary),
         missed=summary.findings.missed,
         order_advice=summary.findings.order_advice,
+        condition=summary_condition(services, summary),
     )
 
 

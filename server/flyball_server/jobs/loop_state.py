@@ -352,7 +352,7 @@ class ShapeChange:
     after_version: int
 
     def __str__(self) -> str:
-        return f"runs {self.num_microbatches} microbatches a step, after {self.num_before}"
+        return f"runs {self.num_microbatches} microbatches a step, {self.num_before} before"
 
 
 # Limit of the attempts per job; those not used for longest are dropped, and solved again if needed.

@@ -52,10 +52,13 @@ _SHOWN_RANKS = 8
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
-    """Return `rank 0` or `ranks 0, 1`, at most 8 by number and the others as a count."""
-    shown = ", ".join(map(str, ranks[:_SHOWN_RANKS]))
-    more = f" and {len(ranks) - _SHOWN_RANKS} more" if len(ranks) > _SHOWN_RANKS else ""
-    return f"rank{'s' if len(ranks) > 1 else ''} {shown}{more}"
+    """Return `rank 0` or `ranks 0, 1 and 2`, at most 8 by number and the others as a count."""
+    shown = [str(rank) for rank in ranks[:_SHOWN_RANKS]]
+    if len(ranks) > _SHOWN_RANKS:
+        shown.append(f"{len(ranks) - _SHOWN_RANKS} more")
+    if len(shown) < 2:
+        return f"rank {''.join(shown)}"
+    return f"ranks {', '.join(shown[:-1])} and {shown[-1]}"
 
 
 def identity_of(created_at: datetime) -> str:

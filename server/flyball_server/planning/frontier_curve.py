@@ -194,13 +194,29 @@ def make_frontier(
     num_points: int = DEFAULT_NUM_POINTS,
     report: Callable[[int], None] = lambda _: None,
 ) -> Frontier:
-    """Return the whole frontier.
+    """Return the whole frontier of the pipeline, or of pipelines with clocks of their own.
+
+    The arguments and errors are those of `frontier_of_models`.
+    """
+    pipelines = request.pipelines if isinstance(request, DataParallelRequest) else (request,)
+    models = [model_of_request(pipeline) for pipeline in pipelines]
+    return frontier_of_models(pipelines[0], models, num_points, report)
+
+
+def frontier_of_models(
+    request: PlanRequest,
+    models: Sequence[PipelineModel],
+    num_points: int,
+    report: Callable[[int], None] = lambda _: None,
+) -> Frontier:
+    """Return the whole frontier of pipelines whose models are made already.
 
     Policy, reconfiguration, target and limits of clock changes are not used. Where clock changes
     take time, the plan of target `fastest` is one of the points.
 
     Args:
-        request: the pipeline, or data-parallel pipelines with clocks of their own.
+        request: options and inputs of the planning; its profile is not used.
+        models: models of the pipelines.
         num_points: 2 to 10 000; fewer come where the profile allows no more.
         report: called with the number of plans made so far.
 
@@ -209,10 +225,8 @@ def make_frontier(
     """
     if not 2 <= num_points <= MAX_NUM_POINTS:
         raise PlanningError(f"must be from 2 to {MAX_NUM_POINTS}, not {num_points}", field="points")
-    pipelines = request.pipelines if isinstance(request, DataParallelRequest) else (request,)
-    models = [model_of_request(pipeline) for pipeline in pipelines]
     model = join_pipelines(models)
-    first = pipelines[0].with_options(max_switches=None, min_dwell_ms=None)
+    first = request.with_options(max_switches=None, min_dwell_ms=None)
     at_once = model.without_transitions()
     baseline_s = time_and_energy(at_once, at_once.baseline())[0]
     solver, reserve = solver_with_reserve(at_once, first.options, baseline_s)

@@ -12,10 +12,12 @@ from flyball_server.jobs.registry.inspection import require_job
 from flyball_server.jobs.services import JobServices, frontier_lock
 from flyball_server.jobs.versions.planning import read_planning
 from flyball_server.jobs.wanted.request import plan_to_solve
-from flyball_server.jobs.wanted.wanted import planning_inputs
+from flyball_server.jobs.wanted.wanted import planning_inputs, with_slowdowns
 from flyball_server.kit.lru import Lru
-from flyball_server.planning.frontier_curve import make_frontier
-from flyball_server.planning.planner import PlanRequest
+from flyball_server.planning.stragglers.slowed_pipelines import (
+    SlowedRequest,
+    make_slowed_frontier,
+)
 from flyball_wire.plan_options import DEFAULT_TARGET, Policy
 from flyball_wire.read_models import JobFrontier
 
@@ -26,14 +28,14 @@ class FrontierMemory:
     """Cache of the newest frontier of each job; the jobs requested longest ago are dropped."""
 
     def __init__(self) -> None:
-        self._solved = Lru[str, tuple[PlanRequest, int, JobFrontier]](MAX_REMEMBERED)
+        self._solved = Lru[str, tuple[SlowedRequest, int, JobFrontier]](MAX_REMEMBERED)
 
-    def find(self, request: PlanRequest, num_points: int, job_id: str) -> JobFrontier | None:
+    def find(self, request: SlowedRequest, num_points: int, job_id: str) -> JobFrontier | None:
         """Return the frontier of exactly this request; None: not in memory."""
         request_of, num_points_of, frontier = self._solved.get(job_id) or (None, 0, None)
         return frontier if (request_of, num_points_of) == (request, num_points) else None
 
-    def keep(self, request: PlanRequest, num_points: int, frontier: JobFrontier) -> None:
+    def keep(self, request: SlowedRequest, num_points: int, frontier: JobFrontier) -> None:
         """Store the job's newest frontier."""
         self._solved.put(frontier.job_id, (request, num_points, frontier))
 
@@ -53,7 +55,7 @@ def known_frontier(
 def get_frontier(
     services: JobServices, memory: FrontierMemory, job_id: str, num_points: int
 ) -> JobFrontier:
-    """Return the job's frontier for its current profile.
+    """Return the job's frontier for its current profile, stragglers and drift.
 
     Raises:
         UnknownJobError: the job does not exist.
@@ -73,7 +75,7 @@ def get_frontier(
                 continue
 
 
-def _request(services: JobServices, job_id: str) -> tuple[JobRecord, PlanRequest]:
+def _request(services: JobServices, job_id: str) -> tuple[JobRecord, SlowedRequest]:
     """Return the current job and the request of its frontier."""
     with services.store.reading() as reader:
         job = require_job(reader, job_id)
@@ -86,19 +88,20 @@ def _request(services: JobServices, job_id: str) -> tuple[JobRecord, PlanRequest
     inputs = planning_inputs(findings, services.now())
     plan = plan_to_solve(job.spec, planning.profile, services.gpu_window, findings, inputs)
     options = {"policy": Policy.FRONTIER, "target": DEFAULT_TARGET, "effort": job.spec.effort}
-    return job, plan.with_options(**options).of_profile(profile).request
+    plan = with_slowdowns(plan, inputs, planning.ranks)
+    return job, plan.with_options(**options).of_profile(profile)
 
 
 def _solved(
     services: JobServices,
     memory: FrontierMemory,
     job: JobRecord,
-    request: PlanRequest,
+    request: SlowedRequest,
     num_points: int,
 ) -> JobFrontier:
     started_s = time.perf_counter()
     try:
-        curve = solve(services, job, make_frontier, request, num_points)
+        curve = solve(services, job, make_slowed_frontier, request, num_points)
     except PipelineError as error:
         raise InvalidFieldError(error.field, error.message) from error
     solve_s = time.perf_counter() - started_s

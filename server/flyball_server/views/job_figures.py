@@ -41,10 +41,13 @@ def job_overview(facts: JobFacts) -> JobOverview:
         saved_of_j=savings.saved_of_j,
         factors=facts.factors,
         delays=facts.delays,
+        condition=facts.condition,
         own_plan=facts.own_plan,
-        refused=facts.refused,
         headline=headline_of(
-            savings.versions, facts.prediction, active_version=facts.active_version
+            savings.versions,
+            facts.prediction,
+            active_version=facts.active_version,
+            slow_ranks=facts.slow_ranks,
         ),
         predicted=facts.prediction,
         measured=facts.newest,

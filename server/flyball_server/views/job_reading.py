@@ -14,7 +14,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from flyball_server.jobs.conditions.changes import num_changed
+from flyball_server.jobs.findings.announcements import slow_ranks
 from flyball_server.jobs.job_state import OVER
+from flyball_server.jobs.lifecycle.condition import condition_of
 from flyball_server.jobs.lifecycle.job_life import is_emulated, is_gone, last_sign, refused_text
 from flyball_server.jobs.loop_state import GpuChange
 from flyball_server.jobs.measurements.step_fold import StepFold
@@ -30,7 +32,7 @@ from flyball_server.views.plan_facts import PlanFacts, plan_facts
 from flyball_server.views.planned_delays import planned_delays
 from flyball_wire.closed_loop import ComparisonStatus, MissedTarget, PlannedDelays
 from flyball_wire.energy_factors import NO_FACTORS, EnergyFactors
-from flyball_wire.messages import PlanVersion
+from flyball_wire.messages import JobCondition, PlanVersion
 from flyball_wire.plans.plan import StagePrediction
 from flyball_wire.read_models import MeasuredIteration, OwnPlanOfStep, PredictedIteration
 
@@ -92,11 +94,13 @@ class JobFacts:
             or one of profiling.
         comparison: progress of the newest comparison.
         missed: target that the newest plan misses; None: it meets its target.
+        condition: trouble that the job's state does not say; None: none.
         refused: line on a registration that was refused lately; None: none was.
         num_stragglers: ranks that are announced or detected as stragglers now.
         gpu_changes: GPUs that were replaced.
         factors: price and emissions of energy.
         delays: times beside the instructions; None: none.
+        slow_ranks: stragglers that the newest plan counts, rising.
         own_plan: newest step's own plan; None: it had none.
         plan: version in force, or else the newest, by its number.
         active_at: time of the last call of its ranks, UTC.
@@ -118,11 +122,13 @@ class JobFacts:
     options: tuple[str, str] | None = None
     comparison: ComparisonStatus
     missed: MissedTarget | None = None
+    condition: JobCondition | None = None
     refused: str | None = None
     num_stragglers: int = 0
     gpu_changes: tuple[GpuChange, ...] = ()
     factors: EnergyFactors = NO_FACTORS
     delays: PlannedDelays | None = None
+    slow_ranks: tuple[int, ...] = ()
     own_plan: OwnPlanOfStep | None = None
     active_at: datetime
     read_at_s: float = float("-inf")
@@ -278,7 +284,9 @@ def _read_job(services: JobServices, reader: JobReader, facts: JobFacts) -> None
     loop_state = reader.find_loop_state(job.job_id)
     facts.missed = loop_state.missed
     facts.refused = refused_text(loop_state.refused, now)
+    facts.condition = condition_of(job, ranks, loop_state, now=now, times=services.life)
     facts.delays = planned_delays(job.spec, loop_state.planned_inputs)
+    facts.slow_ranks = slow_ranks(loop_state)
     facts.emulated = is_emulated(job, ranks)
     facts.num_stragglers = len(slowdowns_at(loop_state, now.timestamp()))
     present = [rank for rank in ranks if not is_gone(rank, now, services.life)]

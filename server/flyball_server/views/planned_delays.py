@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from flyball_server.jobs.loop_state import PlanningInputs
+from flyball_server.jobs.loop_state import MeasuredDelays, PlanningInputs
 from flyball_server.jobs.wanted.request import has_given_transitions
 from flyball_wire.closed_loop import DelaySource, PlannedDelays
 from flyball_wire.messages import JobSpec
@@ -42,14 +42,11 @@ def planned_delays(spec: JobSpec, planned_inputs: PlanningInputs) -> PlannedDela
             transfer_source = DelaySource.MEASURED
         if not has_given_transitions(spec):
             up_ms, down_ms = _ms(measured.up_s), _ms(measured.down_s)
-    where = ""
-    if measured is not None:
-        where = f" in {measured.num_steps} steps of plan {measured.version}"
     parts = [
-        *_part(tail_source, where, f"a tail of {tail_ms:.4g} ms" if tail_ms else "no tail"),
-        *_part(transfer_source, where, _transfers(hops_ms)),
-        *([f"{100 * jitter:.2g} % of jitter, measured{where}"] if jitter else []),
-        *_changes(up_ms, down_ms, where),
+        *_part(tail_source, f"a tail of {tail_ms:.4g} ms" if tail_ms else "no tail"),
+        *_part(transfer_source, _transfers(hops_ms)),
+        *([f"{100 * jitter:.2g} % of jitter"] if jitter else []),
+        *_changes(up_ms, down_ms),
         *([] if num_gpus is None else [_queue(num_gpus, is_given=is_given)]),
         *([] if num_in_node is None else [_node(num_in_node, is_given=is_node_given)]),
     ]
@@ -65,14 +62,20 @@ def planned_delays(spec: JobSpec, planned_inputs: PlanningInputs) -> PlannedDela
         gpus_in_node=num_in_node,
         num_steps=None if measured is None else measured.num_steps,
         version=None if measured is None else measured.version,
-        text="; ".join(parts),
+        text=", ".join(parts) + _origin(measured),
     )
 
 
-def _part(source: DelaySource | None, where: str, what: str) -> tuple[str, ...]:
+def _origin(measured: MeasuredDelays | None) -> str:
+    if measured is None:
+        return ""
+    return f"; measured in {measured.num_steps} steps of v{measured.version} where not given"
+
+
+def _part(source: DelaySource | None, what: str) -> tuple[str, ...]:
     if source is None:
         return ()
-    return (f"{what}, {source}{where if source == DelaySource.MEASURED else ''}",)
+    return (f"{what} (given)" if source == DelaySource.GIVEN else what,)
 
 
 def _transfers(hops_ms: Iterable[float]) -> str:
@@ -82,21 +85,21 @@ def _transfers(hops_ms: Iterable[float]) -> str:
 
 def _queue(num_gpus: int, *, is_given: bool) -> str:
     source = DelaySource.GIVEN if is_given else "as the ranks are placed"
-    return f"{num_gpus} GPUs of a node change their clocks together, {source}"
+    return f"{num_gpus} GPUs of a node that change their clocks together ({source})"
 
 
 def _node(num_gpus: int, *, is_given: bool) -> str:
     source = DelaySource.GIVEN if is_given else "as the ranks are placed"
-    return f"{num_gpus} GPUs of a node set clocks one at a time, {source}"
+    return f"{num_gpus} GPUs of a node that set clocks one at a time ({source})"
 
 
-def _changes(up_ms: float | None, down_ms: float | None, where: str) -> tuple[str, ...]:
+def _changes(up_ms: float | None, down_ms: float | None) -> tuple[str, ...]:
     certain = [
         f"{late_ms:.3g} ms late {direction}"
         for late_ms, direction in ((up_ms, "up"), (down_ms, "down"))
         if late_ms is not None
     ]
-    return (f"clock changes {', '.join(certain)}, measured{where}",) if certain else ()
+    return (f"clock changes {' and '.join(certain)}",) if certain else ()
 
 
 def _ms(time_s: float | None) -> float | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from flyball_server.jobs.findings.announcements import slow_ranks
 from flyball_server.jobs.lifecycle.job_life import is_emulated, no_clocks_notes
 from flyball_server.jobs.measurements.step_fold import StepFold
 from flyball_server.jobs.measurements.step_reading import predicted_iteration, read_fold
@@ -46,6 +47,7 @@ def get_report(services: JobServices, job_id: str) -> JobReport:
         time_s=savings.time_s,
         energy_j=savings.energy_j,
         saved_j=savings.saved_j,
+        num_profiling_steps=None if profiling is None else profiling.num_steps,
         profiling_time_s=None if profiling is None else profiling.extra_time_s,
         profiling_energy_j=None if profiling is None else profiling.extra_energy_j,
         versions=tuple(_version_savings(savings.versions, fold)),
@@ -61,7 +63,12 @@ def get_report(services: JobServices, job_id: str) -> JobReport:
         factors=services.factors,
         delays=planned_delays(job.spec, loop_state.planned_inputs),
         order_advice=loop_state.order_advice,
-        headline=headline_of(savings.versions, predicted, active_version=summary.active_version),
+        headline=headline_of(
+            savings.versions,
+            predicted,
+            active_version=summary.active_version,
+            slow_ranks=slow_ranks(loop_state),
+        ),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -92,43 +93,130 @@ def report(*versions: VersionSavings, **changes: object) -> JobReport:
     return replace(view, **changes)  # type: ignore[arg-type]  # a test's own choice
 
 
-def rows(text: str) -> dict[tuple[str, str], str]:
-    """The table's lines by what they are and where they come from; of one version."""
-    found: dict[tuple[str, str], str] = {}
-    for line in text.splitlines():
-        for name in ("highest clocks", "plan", "difference"):
-            for origin in ("measured (emulated)", "measured", "predicted"):
-                start = line.replace("| ", "", 1).replace(" | ", "  ", 1)
-                if start.startswith(name) and f"  {origin} " in start + " ":
-                    found.setdefault((name, origin), line)
-    return found
+def rows(text: str) -> dict[str, list[str]]:
+    """The table's cells by each row's name."""
+    found = [
+        re.split(r" {2,}", line.strip(" |").replace(" | ", "  ")) for line in text.splitlines()
+    ]
+    return {cells[0]: cells[1:] for cells in found if len(cells) > 2}
+
+
+OF_PLAN = "v2 (frontier, fastest), measured"
 
 
 def test_measured_and_predicted_stand_beside_each_other_and_are_called_so() -> None:
     table = rows(report_as_text(report(), NO_FACTORS))
-    assert set(table) == {
-        ("highest clocks", "measured"),
-        ("plan", "measured"),
-        ("plan", "predicted"),
-        ("difference", "measured"),
-        ("difference", "predicted"),
-    }
-    assert table["plan", "measured"].split()[2:] == [
-        *("0.8613", "[0.8606,", "0.8620]"),
-        *("444.30", "[442.10,", "446.50]", "60"),
-    ]
-    assert table["plan", "predicted"].split()[2:] == ["0.8600", "442.90"]
-    assert "+0.10 % [+0.01, +0.19]" in table["difference", "measured"]
-    assert "saves 10.87 % [10.36, 11.38]" in table["difference", "measured"]
-    assert "saves 11.10 %" in table["difference", "predicted"]
+    assert table["highest clocks, measured"] == ["61", "0.8604", "498.50"]
+    changes = ["+0.10 [+0.01, +0.19]", "10.87 [10.36, 11.38]"]
+    assert table[OF_PLAN] == ["60", "0.8613", "444.30", *changes]
+    assert table["v2, predicted"] == ["0.8600", "442.90", "11.10"]
 
 
-def test_ranks_that_set_no_clocks_are_named_above_the_figures() -> None:
-    line = "rank 1 sets no clocks: a reason"
-    view = report(notes=(line,))
-    for text in (report_as_text(view, NO_FACTORS), report_as_markdown(view, NO_FACTORS)):
-        head, _, _ = text.partition("Version 2")
-        assert line in head
+HEADLINE = Headline(
+    text="9.0 % less energy at 1.0 % more time",
+    time_text="at 1.0 % more time",
+    tone=HeadlineTone.TRADE,
+    is_measured=True,
+    caveats=("The baseline is of other GPUs.", "Another."),
+)
+
+
+@pytest.mark.parametrize(
+    ("headline", "verdict"),
+    [
+        (HEADLINE, f"walk: {HEADLINE.text}, measured on 2 emulated GPUs"),
+        (
+            replace(HEADLINE, is_measured=False),
+            f"walk: {HEADLINE.text}, predicted for a job on 2 emulated GPUs",
+        ),
+        (None, "walk: no saving yet, on 2 emulated GPUs"),
+    ],
+)
+def test_the_verdict_comes_first_and_then_one_table(
+    headline: Headline | None, verdict: str
+) -> None:
+    lines = report_as_text(report(headline=headline, emulated=True), NO_FACTORS).splitlines()
+    assert lines[:2] == [verdict, ""]
+    assert [line.split()[0] for line in lines[2:6]] == ["steps", "highest", "v2", "v2,"]
+    assert lines[6] == ""
+    empty = replace(report(headline=headline, emulated=True), versions=())
+    assert report_as_text(empty, NO_FACTORS).splitlines()[2].startswith("All 480 steps")
+
+
+def versions(number: int) -> list[VersionSavings]:
+    return [replace(INTERLEAVED, version=version) for version in range(1, number + 1)]
+
+
+def test_a_baseline_stands_once_and_the_newest_versions_are_shown() -> None:
+    text = report_as_text(report(*versions(5)), NO_FACTORS)
+    assert [name.split()[0] for name in rows(text) if "frontier" in name] == ["v3", "v4", "v5"]
+    whole = report_as_text(report(*versions(5)), NO_FACTORS, all_notes=True)
+    assert whole.count("highest clocks") == 1
+    assert len([name for name in rows(whole) if "frontier" in name]) == 5
+
+
+def deviation(kind: DeviationKind, text: str) -> Deviation:
+    return Deviation(kind=kind, num_steps=3, num_events=3, is_counted=True, text=text)
+
+
+NOTED = report(
+    replace(INTERLEAVED, version=1, caveats=("Of another time.",)),
+    replace(
+        INTERLEAVED,
+        baseline=BaselineOrigin.APART,
+        caveats=HEADLINE.caveats,
+        deviations=(
+            deviation(DeviationKind.OVERRUN, "Overruns."),
+            deviation(DeviationKind.UNSETTLED, "1 step left out."),
+        ),
+    ),
+    headline=HEADLINE,
+    notes=("rank 1 sets no clocks: a reason",),
+    num_profiling_steps=150,
+    profiling_time_s=9.4,
+    profiling_energy_j=-812.0,
+    deviations=(deviation(DeviationKind.DEFAULT_CLOCKS, "12 steps ran at default clocks."),),
+    num_unknown_steps=3,
+)
+SENTENCES = [
+    "Rank 1 sets no clocks: a reason.",
+    "The baseline is of other GPUs. `flyball report walk --compare 60` measures plan and baseline"
+    " in turn.",
+    "150 steps were profiling, which added 9.4 s and -812 J.",
+    "Another.",
+    "Overruns.",
+    "12 steps ran at default clocks.",
+    "1 step left out.",
+    "3 steps on plans that the planner's database does not have are left out: it was restored to an"
+    " older state.",
+    "Version 1: Of another time.",
+]
+
+
+def test_notes_are_sentences_and_the_two_that_matter_most_are_shown_unasked() -> None:
+    more = "7 more notes: flyball report walk --notes"
+    assert report_as_text(NOTED, NO_FACTORS).splitlines()[-3:] == [*SENTENCES[:2], more]
+    assert report_as_text(NOTED, NO_FACTORS, all_notes=True).splitlines()[-9:] == SENTENCES
+    markdown = report_as_markdown(NOTED, NO_FACTORS, all_notes=True).splitlines()
+    assert markdown[-9:] == [f"- {sentence}" for sentence in SENTENCES]
+    assert "more note" not in report_as_text(report(notes=("a", "b")), NO_FACTORS)
+
+
+@pytest.mark.parametrize(
+    ("changes", "note"),
+    [
+        ({"num_profiling_steps": 1}, "1 step was profiling; what they cost was not measured."),
+        (
+            {"num_profiling_steps": 9, "profiling_time_s": 9.4},
+            "9 steps were profiling, which added 9.4 s.",
+        ),
+    ],
+)
+def test_what_profiling_cost_is_said_as_far_as_it_was_measured(
+    changes: dict[str, object], note: str
+) -> None:
+    assert note in report_as_text(report(**changes), NO_FACTORS).splitlines()
+    assert "profiling" not in report_as_text(report(), NO_FACTORS)
 
 
 def test_energies_of_modules_are_called_so() -> None:
@@ -136,11 +224,11 @@ def test_energies_of_modules_are_called_so() -> None:
         report_as_text(report(energy_scope=scope), NO_FACTORS)
         for scope in (None, EnergyScope.MODULE)
     )
-    assert "Energy is that of the GPUs, without hosts" in of_gpus
-    assert "Energy is that of whole modules, with their CPUs" in of_modules
+    assert "Energies are of the GPUs alone." in of_gpus
+    assert "Energies are of whole modules, with their CPUs" in of_modules
 
 
-def test_an_order_that_would_save_more_is_a_line_above_the_figures() -> None:
+def test_an_order_that_would_save_more_is_a_note_with_the_line_that_sets_it() -> None:
     advice = OrderAdvice(
         schedule="envpipe",
         instead_of="1f1b",
@@ -150,92 +238,44 @@ def test_an_order_that_would_save_more_is_a_line_above_the_figures() -> None:
         line='attach(..., schedule="envpipe", p2p="pulled", extra_forwards=[3,2,1,0])',
     )
     expected = (
-        "order envpipe would need 6.8 % less energy than the job's own, 1f1b, predicted at the same"
-        " target, with activations of 7 microbatches on a stage instead of 4; to run it from the"
-        f" next start on: {advice.line}"
+        "Schedule envpipe would need 6.8 % less energy than 1f1b at the same target (predicted),"
+        " with activations of 7 microbatches on a stage in place of 4; to run it from the next"
+        f" start on: {advice.line}"
     )
     assert expected in report_as_text(report(order_advice=advice), NO_FACTORS).splitlines()
-    assert f"- {expected}" in report_as_markdown(report(order_advice=advice), NO_FACTORS)
-
-
-def test_what_did_not_run_as_planned_stands_below_the_figures_it_is_in() -> None:
-    overruns = Deviation(
-        kind=DeviationKind.OVERRUN,
-        num_steps=50,
-        num_events=598,
-        is_counted=True,
-        text="598 overruns in 50 of 50 counted steps: ...",
-    )
-    default = replace(overruns, kind=DeviationKind.DEFAULT_CLOCKS, text="12 steps ran at default")
-    disturbed = report(
-        replace(INTERLEAVED, deviations=(overruns,)), deviations=(default,), num_unknown_steps=3
-    )
-    unknown = "not counted: 3 steps on plan versions that the planner's database does not have"
-    for printed in (report_as_text, report_as_markdown):
-        lines = printed(disturbed, NO_FACTORS).splitlines()
-        assert lines.count(overruns.text) == 1
-        head = next(at for at, line in enumerate(lines) if "Version 2" in line)
-        assert lines.index(overruns.text) > head
-        assert any(default.text in line for line in lines[:head])
-        assert any(unknown in line for line in lines)
-        assert "not counted" not in printed(report(), NO_FACTORS)
 
 
 def test_a_real_gpu_is_never_called_emulated_and_an_emulated_one_always() -> None:
     for printed in (report_as_text, report_as_markdown):
-        assert "emulated" not in printed(report(), BOTH)
-        text = printed(report(emulated=True), BOTH)
+        assert "emulated" not in printed(report(headline=HEADLINE), BOTH)
+        text = printed(report(emulated=True, headline=HEADLINE), BOTH)
         assert "no figure here is a real GPU's" in text
-        assert "2 emulated GPUs" in text
-        assert text.count("measured") == text.count("measured (emulated)")
+        called = text.count("measured (emulated)") + text.count("measured on 2 emulated GPUs")
+        assert text.count("measured") - text.count("measures") == called
 
 
-def test_markdown_has_the_same_figures_in_tables() -> None:
-    plain = rows(report_as_text(report(), BOTH))
+def test_markdown_has_the_same_figures_in_a_table() -> None:
     text = report_as_markdown(report(), BOTH)
-    table = rows(text)
-    assert set(table) == set(plain)
-    for name, line in plain.items():
-        assert table[name].replace("|", " ").split() == line.split()
+    for name, cells in rows(report_as_text(report(), BOTH)).items():
+        assert rows(text)[name] == cells
     lines = [line for line in text.splitlines() if line.startswith("|")]
-    assert {line.count("|") for line in lines} == {6}
-    assert lines[1] == "| --- | --- | --- | --- | --- |"
+    assert {line.count("|") for line in lines} == {7}
+    assert lines[1] == "| --- | --- | --- | --- | --- | --- |"
 
 
-def test_without_a_baseline_or_with_one_measured_apart_it_says_how_to_measure_one() -> None:
+def test_without_a_baseline_it_says_how_to_measure_one() -> None:
     text = report_as_text(report(WITHOUT_BASELINE, saved_j=None), BOTH)
-    assert "the saving is not known" in text
-    assert "`flyball report walk --compare 60`" in text
-    assert "aved in" not in text
-    assert "saved by" not in text
-    assert ("difference", "measured") not in rows(text)
-    assert ("difference", "predicted") in rows(text)
-    caveat = "The baseline is of another time."
-    apart = replace(INTERLEAVED, baseline=BaselineOrigin.APART, caveats=(caveat,))
-    text = report_as_text(report(apart), NO_FACTORS)
-    assert f"{caveat} `flyball report walk --compare 60`" in text
-    both = report_as_text(report(apart, INTERLEAVED), NO_FACTORS)
-    assert caveat in both
-    assert "--compare" not in both
-
-
-@pytest.mark.parametrize("is_measured", [True, False])
-def test_the_headline_and_its_caveats_come_first(is_measured: bool) -> None:
-    headline = Headline(
-        text="9.0 % less energy at 1.0 % more time",
-        time_text="at 1.0 % more time",
-        tone=HeadlineTone.TRADE,
-        is_measured=is_measured,
-        caveats=("The baseline is of other GPUs.",),
-    )
-    how = "measured (emulated)" if is_measured else "predicted"
-    text = report_as_text(report(headline=headline, emulated=True), NO_FACTORS)
-    assert text.splitlines()[1:3] == [f"{headline.text}, {how}", *headline.caveats]
+    assert "`flyball report walk --compare 60` measures the saving." in text.splitlines()
+    assert "Saved" not in text
+    assert rows(text)[OF_PLAN] == ["60", "0.8613", "444.30", "not known", "not known"]
+    assert rows(text)["v2, predicted"][-1] == "11.10"
+    assert "--compare" not in report_as_text(report(), NO_FACTORS)
 
 
 def test_cost_and_co2_come_from_the_factors_that_are_given_and_only_then() -> None:
-    text = report_as_text(report(), BOTH)
-    assert "214.3 kJ, 0.05953 kWh, 0.01786 CHF, 22.62 g CO2" in text
+    text = report_as_text(report(saved_of_j=32_500.0), BOTH)
+    assert "All 480 steps: 412.8 s, 214.3 kJ, 0.05953 kWh, 0.01786 CHF, 22.62 g CO2, meas" in text
+    assert "Saved so far: 10.0 %, 3250 J [3100 J, 3400 J], 0.0009028 kWh, 0.0002708 CHF" in text
     assert amounts_text(3.6e7, BOTH) == "36 MJ, 10 kWh, 3 CHF, 3.8 kg CO2"
     for word in ("CHF", "EUR", "CO2"):
         assert word not in report_as_text(report(), NO_FACTORS)
@@ -245,29 +285,19 @@ def test_cost_and_co2_come_from_the_factors_that_are_given_and_only_then() -> No
     ("version", "changes", "phrases"),
     [
         (
-            replace(INTERLEAVED, time_s=estimate(0.9, None, 1), saved_j=estimate(54, None, 1)),
-            {},
-            ("0.9000 [too few steps]", "54 J, 1.5e-05 kWh [too few steps]."),
+            replace(INTERLEAVED, slowdown_percent=estimate(0.1, None, 1)),
+            {"saved_j": estimate(54, None, 1)},
+            ("+0.10 [too few steps]", "54 J [too few steps], 1.5e-05 kWh, measured."),
         ),
         (
             replace(INTERLEAVED, energy_j=None, saving_percent=None, saved_j=None),
             {"energy_j": None, "saved_j": None},
-            ("energy not known: a rank could not read it", "0.8620]  not known"),
-        ),
-        (
-            INTERLEAVED,
-            {"profiling_time_s": 9.4, "profiling_energy_j": -812.0, "emulated": True},
-            ("profiling added, measured (emulated): 9.4 s, -812 J", "(emulated): 3250 J"),
-        ),
-        (
-            INTERLEAVED,
-            {"profiling_time_s": 9.4},
-            ("profiling added, measured: 9.4 s, energy not known",),
+            ("412.8 s, an energy that a rank could not read", "0.8613  not known"),
         ),
     ],
-    ids=["too few steps", "no energy", "profiling", "profiling without energy"],
+    ids=["too few steps", "no energy"],
 )
-def test_figures_that_are_missing_or_apart_are_named(
+def test_figures_that_are_missing_are_named(
     version: VersionSavings, changes: dict[str, object], phrases: tuple[str, ...]
 ) -> None:
     text = report_as_text(report(version, **changes), NO_FACTORS)

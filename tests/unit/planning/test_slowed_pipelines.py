@@ -17,9 +17,14 @@ from flyball_server.planning.data_parallel import make_data_parallel_plan, separ
 from flyball_server.planning.documents.plan_document import plan_document, plan_from_document
 from flyball_server.planning.documents.recorded_plan import models_by_dp_rank
 from flyball_server.planning.errors import TargetUnreachableError
+from flyball_server.planning.frontier_curve import make_frontier
 from flyball_server.planning.planner import make_plan
 from flyball_server.planning.policies import POLICIES
-from flyball_server.planning.stragglers.slowed_pipelines import SlowedRequest, make_slowed_plan
+from flyball_server.planning.stragglers.slowed_pipelines import (
+    SlowedRequest,
+    make_slowed_frontier,
+    make_slowed_plan,
+)
 from flyball_wire.plan_options import Effort
 from flyball_wire.plans.plan import PipelinePlan, Plan, Slowdown
 
@@ -248,3 +253,36 @@ def test_a_slowdown_out_of_bounds_is_refused(changes: dict[str, Any], field: str
     options = {"stage": 0, "slowdown": 1.1, "dp_rank": 0, **changes}
     with refuses(field):
         slowed_request(merged_profile(2, 2), Slowdown(**options), num_pipelines=2)
+
+
+# ------------------------------------------------------------------ what stragglers add
+
+
+def test_a_plan_says_how_much_of_its_baseline_is_stragglers() -> None:
+    """Three pipelines take 3 s, the one with the straggler 3.5 s; a drift is none."""
+    slow = Slowdown(stage=0, slowdown=7 / 6, dp_rank=2)
+    apart = planned_apart(slowed_request(merged_profile(4), slow, num_pipelines=4))
+    assert apart.predicted.stragglers_s == pytest.approx(0.5)
+    assert plan_from_document(plan_document(apart, solve_s=1.0)).predicted == apart.predicted
+    drift = Slowdown(stage=1, slowdown=1.5)
+    drifted = planned(slowed_request(equal_profile(2), drift, num_microbatches=2))
+    assert drifted.predicted.stragglers_s == 0.0
+    # Its only rank is a straggler: what its stage has drifted by is the rank's.
+    alone = Slowdown(stage=1, slowdown=1.1, dp_rank=0)
+    both = planned(slowed_request(equal_profile(2), drift, alone, num_microbatches=2))
+    as_profiled_s = 9.0
+    beyond_s = both.predicted.baseline_iteration_time_s - as_profiled_s
+    assert both.predicted.stragglers_s == pytest.approx(beyond_s)
+
+
+def test_a_frontier_begins_at_the_time_of_the_slowest_pipeline() -> None:
+    """Its baseline and its plans are of the job as it is, as the plan in force is."""
+    slow = Slowdown(stage=0, slowdown=7 / 6, dp_rank=2)
+    slowed = slowed_request(merged_profile(4), slow, num_pipelines=4)
+    curve, plan = make_slowed_frontier(slowed, 5), planned_apart(slowed)
+    assert curve.baseline.iteration_time_s == plan.predicted.baseline_iteration_time_s
+    assert curve.baseline.energy_j == pytest.approx(plan.predicted.baseline_energy_j)
+    assert curve.points[0].iteration_time_s == pytest.approx(plan.iteration_time_s)
+    assert curve.points[0].energy_j == pytest.approx(plan.predicted.energy_j)
+    as_profiled = replace(slowed, slowdowns=())
+    assert make_slowed_frontier(as_profiled, 5) == make_frontier(slowed.request, 5)

@@ -139,7 +139,7 @@ def test_a_rank_that_dies_is_told_of_and_the_version_in_force_stays(life: Life) 
     assert (summary.newest_version, summary.active_version) == (2, 1)
     assert life.notes() == (
         "version 2 waits for rank 1 to acknowledge it",
-        "rank 1 silent for 90 s: a new version waits until it registers again",
+        "rank 1 has been silent for 90 s: a new version waits until it registers again",
     )
     life.pass_time(91)
     waits, silence = life.notes()
@@ -158,10 +158,10 @@ def test_of_many_reasons_to_set_no_clocks_three_are_named() -> None:
     whys = ["a", "a", "b", None, "c", "d", "e"]
     ranks = [rank_record(rank, no_clocks=why) for rank, why in enumerate(whys)]
     assert no_clocks_notes([*ranks, rank_record(7, no_clocks="a", has_left=True)]) == [
-        "ranks 0, 1 set no clocks: a",
+        "ranks 0 and 1 set no clocks: a",
         "rank 2 sets no clocks: b",
         "rank 4 sets no clocks: c",
-        "ranks 5, 6 set no clocks either, for other reasons",
+        "ranks 5 and 6 set no clocks either, for other reasons",
     ]
 
 
@@ -198,7 +198,7 @@ def test_a_job_ends_when_its_last_rank_leaves(life: Life) -> None:
     assert life.notes()[-1] == "rank 0 ended before the others"
     leave_rank(life.services, "job", 1)
     leave_rank(life.services, "job", 1)
-    assert life.notes() == ("version 1 waits for ranks 0, 1 to acknowledge it",)
+    assert life.notes() == ("version 1 waits for ranks 0 and 1 to acknowledge it",)
     life.age()
     assert life.state() == JobState.ENDED
     assert life.notes() == ()
@@ -409,7 +409,7 @@ def test_the_same_start_may_run_other_microbatches_and_is_planned_for_them(life:
     assert summary.job.registered == ramped
     assert [rank.has_left for rank in summary.ranks] == [False, False]
     (note,) = [each for each in life.notes() if "microbatches" in each]
-    assert note.startswith("runs 8 microbatches a step, after ")
+    assert note.startswith("runs 8 microbatches a step, ")
     for rank in (0, 1):
         acknowledge(life.services, "job", rank, version=3, current_step=9)
     assert not [each for each in life.notes() if "microbatches" in each]

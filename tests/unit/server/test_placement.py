@@ -93,7 +93,7 @@ def test_a_job_is_planned_anew_once_all_its_ranks_are_known_to_share_nodes() -> 
         assert (job.newest, job.transitions, job.text) == (1, A100, None)
         job.register(rank, f"boot-{rank % 2}")
         job.react()
-    together = "2 GPUs of a node change their clocks together, as the ranks are placed"
+    together = "2 GPUs of a node that change their clocks together (as the ranks are placed)"
     assert (job.newest, job.transitions, job.text) == (2, A100.of_queue(2), together)
     # A rank moves to a machine of its own, and another one too.
     job.register(0, "boot-2")
@@ -111,7 +111,7 @@ def test_a_job_is_planned_anew_once_all_its_ranks_are_known_to_share_nodes() -> 
         job.react()
     assert (job.newest, job.transitions) == (4, A100.of_queue(2).beside_other_stages())
     assert job.text == (
-        f"{together}; 4 GPUs of a node set clocks one at a time, as the ranks are placed"
+        f"{together}, 4 GPUs of a node that set clocks one at a time (as the ranks are placed)"
     )
 
 
@@ -137,7 +137,7 @@ def test_a_job_without_a_queue_or_with_a_given_number_keeps_its_plan(
     if options.get("gpus_at_once") == 2:
         assert A100 is not None
         assert before == A100.of_queue(2)
-        assert job.text == "2 GPUs of a node change their clocks together, given"
+        assert job.text == "2 GPUs of a node that change their clocks together (given)"
 
 
 @pytest.mark.parametrize("field", ["gpus_at_once", "gpus_in_node"])

@@ -190,18 +190,20 @@ def test_overruns_are_named_with_the_figures_of_the_steps_without_them() -> None
     assert mean(version.slowdown_percent) == pytest.approx(50)
     unsettled, overrun = sorted(version.deviations, key=lambda each: each.is_counted)
     assert (overrun.kind, overrun.num_steps, overrun.num_events) == ("overrun", 20, 240)
-    assert overrun.text.startswith("240 overruns in 20 of 40 counted steps: a computation took")
-    assert (
-        "20 steps on the plan had none: +0.00 % [+0.00, +0.00] time, saves 10.00 %" in overrun.text
-    )
+    assert overrun.text.startswith("In 20 of 40 counted steps a computation took longer than its")
+    assert "(240 overruns). The figures count them; 20 other steps on the plan had" in overrun.text
+    assert "had +0.00 % [+0.00, +0.00] time and 10.00 %" in overrun.text
     assert (unsettled.kind, unsettled.num_steps) == ("unsettled", 1)
     every_step = [*default_steps(range(10)), *measured[31:]]
     overrun = only(fold(every_step, v1=PLAIN)).deviations[0]
-    assert overrun.text.startswith("228 overruns in 19 of 19 counted steps")
-    assert overrun.text.endswith("without: they are not the plan's own figures.")
+    assert "In 19 of 19 counted steps" in overrun.text
+    assert overrun.text.endswith(
+        "(228 overruns). All steps on the plan are such steps, so the"
+        " figures are not the plan's own."
+    )
     (default,) = savings.deviations
     assert (default.kind, default.num_steps) == ("default-clocks", 10)
-    assert "10 steps ran at default clocks, without a plan (10.0 s, 1000 J)" in default.text
+    assert "10 steps ran without a plan, at default clocks (10.0 s, 1000 J)" in default.text
 
 
 def test_the_steps_left_out_are_all_named_by_reason() -> None:

@@ -16,6 +16,8 @@ from flyball_client.cli.figures import (
     interval_text,
     number_text,
     power_text,
+    state_text,
+    to_do,
 )
 from flyball_client.cli.top.blocks import LEVELS, Block, Page, Paragraph, Row, Span, Table, Tone
 from flyball_client.cli.top.reading import FollowedJob, Seen
@@ -62,8 +64,8 @@ def page_of(seen: Seen, address: str, now: datetime, width: int) -> Page:
         head.append((Span(text, Tone.ALARM),))
     if isinstance(seen.reading, FollowedJob):
         head.append((*_title(seen.reading, now), _muted(f"read {read_at}")))
-        if (problem := seen.reading.overview.problem) is not None:
-            head.append((Span(f"problem: {problem}", Tone.BAD),))
+        if (action := to_do(seen.reading.overview)) is not None:
+            head.append((Span(action, Tone.BAD),))
         return Page(head=tuple(head), body=tuple(_job(seen.reading, now, width)))
     head.append((Span("all jobs", Tone.TITLE), _muted(address), _muted(f"read {read_at}")))
     return Page(head=tuple(head), body=tuple(_jobs(seen.reading.jobs, now)))
@@ -374,7 +376,9 @@ def _power_w(energy_j: float | None, time_s: float) -> float | None:
 
 
 def _state(job: JobOverview) -> Span:
-    return Span(job.state, _STATE_TONES.get(job.state, Tone.MUTED))
+    if job.condition is None:
+        return Span(job.state, _STATE_TONES.get(job.state, Tone.MUTED))
+    return Span(state_text(job), Tone.WARN if to_do(job) is None else Tone.BAD)
 
 
 def _present(job: JobOverview, text: str) -> Span:

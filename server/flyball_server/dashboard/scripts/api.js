@@ -64,11 +64,7 @@ function withQuery(path, query) {
   return query === "" ? path : `${path}${path.includes("?") ? "&" : "?"}${query}`;
 }
 
-/**
- * @param {string} path
- * @param {RequestInit} init
- * @param {string | null} token
- */
+/** @param {string} path @param {RequestInit} init @param {string | null} token */
 async function send(path, init, token) {
   const headers = new Headers(init.headers);
   if (token !== null) headers.set(TOKEN_HEADER, token);

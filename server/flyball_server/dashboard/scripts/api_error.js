@@ -26,11 +26,7 @@ export class ApiError extends Error {
     return this.isPlanners && FINAL.includes(this.status);
   }
 
-  /**
-   * Return what a call threw as an ApiError.
-   * @param {unknown} error
-   * @returns {ApiError}
-   */
+  /** Return what a call threw as an ApiError. @param {unknown} error @returns {ApiError} */
   static from(error) {
     if (error instanceof ApiError) return error;
     if (error instanceof SyntaxError)

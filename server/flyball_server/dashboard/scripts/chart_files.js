@@ -7,7 +7,7 @@ import { themeColors } from "./theme.js";
 
 /**
  * @typedef {object} ChartFiles
- * @property {string} title of the chart
+ * @property {string | (() => string)} title of the chart
  * @property {() => CsvRow[]} rows names of the columns first
  * @property {() => (HTMLCanvasElement | SVGElement)[]} pictures from top to bottom
  * @property {() => LineName[]} [legend] of lines
@@ -19,24 +19,25 @@ const [TITLE_PX, LEGEND_PX] = [28, 20];
 const STYLES = [
   ...["fill", "fill-opacity", "stroke", "stroke-width", "stroke-dasharray", "stroke-linejoin"],
   ...["opacity", "font-family", "font-size", "font-weight", "text-anchor", "paint-order"],
-  "visibility",
+  ...["visibility", "r"],
 ];
 
 /** Create the buttons that save a chart. @param {ChartFiles} files */
 export function fileButtons({ title, rows, pictures, legend = () => [] }) {
+  const name = typeof title === "string" ? title : title().split(",")[0];
   const button = (/** @type {string} */ kind, /** @type {() => Promise<Blob>} */ file) =>
     make(
       "button.quiet",
       {
-        "aria-label": `${title}: save as ${kind}`,
-        onclick: async () => save(await file(), `${fileName(title)}.${kind.toLowerCase()}`),
+        "aria-label": `${name}: save as ${kind}`,
+        onclick: async () => save(await file(), `${fileName(name)}.${kind.toLowerCase()}`),
       },
       kind,
     );
   return make(
     "span.chart-files",
     button("CSV", async () => new Blob([csvText(rows())], { type: "text/csv" })),
-    button("PNG", () => pictureOf(`${jobName()}: ${title}`, legend(), pictures())),
+    button("PNG", () => pictureOf(`${jobName()}: ${typeof title === "string" ? title : title()}`, legend(), pictures())),
   );
 }
 

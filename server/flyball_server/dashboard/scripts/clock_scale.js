@@ -62,7 +62,7 @@ export function createClockScale(slowest_mhz, fastest_mhz) {
 }
 
 /** Return black or white, whichever has the higher contrast (WCAG) on a colour. @param {Rgb} rgb */
-function readableOn(rgb) {
+export function readableOn(rgb) {
   const luminance = relativeLuminance(rgb);
   return (luminance + 0.05) / 0.05 >= 1.05 / (luminance + 0.05) ? BLACK : WHITE;
 }

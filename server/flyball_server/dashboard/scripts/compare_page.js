@@ -3,13 +3,27 @@
 import { ApiError } from "./api_error.js";
 import { showRefusal } from "./connection.js";
 import { decoded, make, setChildren, setText } from "./elements.js";
-import { fixed, joules, percent, percentAbove, seconds, targetText, watts } from "./format.js";
+import {
+  fixed,
+  joules,
+  jouleTicks,
+  percent,
+  percentAbove,
+  seconds,
+  secondTicks,
+  targetText,
+  watts,
+} from "./format.js";
+import { StepChart } from "./step_chart.js";
+import { usualRange, versionOf } from "./step_series.js";
+import { shapeText } from "./job_words.js";
 import { makeRow, makeTable } from "./tables.js";
 
 /**
  * @import { Figure } from "./format.js"
  * @import { Shell } from "./main.js"
- * @import { JobOverview, JobReport, Overview, PlanSummary, VersionSavings } from "./wire_types.js"
+ * @import { JobOverview, JobReport, Overview, PlanSummary, StagesOfStep,
+ *   VersionSavings } from "./wire_types.js"
  */
 
 /**
@@ -18,7 +32,21 @@ import { makeRow, makeTable } from "./tables.js";
  * @property {PlanSummary[]} plans versions with a prediction, the newest first
  * @property {PlanSummary | undefined} plan the chosen one; undefined: the job has none
  * @property {VersionSavings | undefined} measured undefined: no step of it was measured
+ * @property {StagesOfStep[]} steps of the version that are still known, rising
  */
+
+/** @typedef {[JobReport, PlanSummary[], StagesOfStep[]]} Answers */
+
+/** @type {[string, (step: StagesOfStep) => number | null, (values: number[]) => string[]][]} */
+const CHARTS = [
+  ["Iteration time", ({ time_s }) => time_s, secondTicks],
+  ["Energy per iteration", ({ energy_j }) => energy_j, jouleTicks],
+];
+const LINES = [
+  { label: "A", color: 1, width: 1.6 },
+  { label: "B", color: 2, width: 1.6, dash: [5, 2] },
+];
+const MOST_STEPS = 2000;
 
 const PREFIX = "#/compare";
 const SIDES = ["A", "B"];
@@ -28,7 +56,7 @@ const CELLS = ["td", "td", "td"];
 /** @type {[string, (side: Side) => string][]} */
 const TEXTS = [
   ["Policy, target", ({ plan }) => (plan ? `${plan.policy}, ${targetText(plan.target)}` : "none")],
-  ["Pipeline", ({ job }) => `${job.num_stages} stages \u00d7 ${job.num_microbatches} microbatches`],
+  ["Pipeline", ({ job }) => shapeText(job)],
   ["Order", ({ job, plan }) => plan?.schedule ?? job.schedule],
   ["GPUs", ({ job }) => `${job.num_ranks} ${job.emulated ? "emulated" : "real"}`],
 ];
@@ -76,12 +104,22 @@ export class ComparePage {
     const heads = ["", ...SIDES, "B against A"];
     const { frame, body } = makeTable("Comparison", { selector: "table.comparison", heads });
     this.body = body;
-    setChildren(
-      main,
-      make(
-        "div.page",
-        make("section.panel", make("h1", "Compare"), this.pickers, this.warning, frame),
-      ),
+    const charts = make("div.stage-charts", { hidden: true });
+    const content = [make("h1", "Compare"), this.pickers, this.warning, charts, frame];
+    setChildren(main, make("div.page", make("section.panel", ...content)));
+    this.place = charts;
+    this.charts = CHARTS.map(
+      ([title, , ticks]) =>
+        new StepChart(charts, {
+          title: `${title}, measured, from each version's first step`,
+          lines: LINES,
+          height: 180,
+          hasSteps: true,
+          range: usualRange,
+          ticks,
+          onCursor: () => {},
+          onSelect: () => {},
+        }),
     );
     this.shown = "";
     this.timer = setInterval(() => document.hidden || this.load(), RENEW_MS);
@@ -91,6 +129,7 @@ export class ComparePage {
   destroy() {
     this.question.abort();
     clearInterval(this.timer);
+    for (const chart of this.charts) chart.destroy();
   }
 
   async load() {
@@ -103,22 +142,18 @@ export class ComparePage {
       const { jobs } = await api.get("api/v1/overview", { signal });
       if (jobs.length === 0) throw new ApiError(404, "There is no job to compare.");
       const chosen = this.chosen.map(([name]) => jobs.find((job) => job.job_id === name) ?? jobs[0]);
-      /** @type {Map<JobOverview, [JobReport, PlanSummary[]]>} */
+      /** @type {Map<JobOverview, Answers>} */
       const answers = new Map();
       await Promise.all(
         [...new Set(chosen)].map(async (job) => {
           const path = `api/v1/jobs/${encodeURIComponent(job.job_id)}`;
-          /** @type {[JobReport, PlanSummary[]]} */
-          const both = await Promise.all([
-            api.get(`${path}/report`, { signal }),
-            api.get(`${path}/history`, { signal }),
-          ]);
-          answers.set(job, both);
+          const parts = ["report", "history", `steps/stages?limit=${MOST_STEPS}`];
+          const got = await Promise.all(parts.map((part) => api.get(`${path}/${part}`, { signal })));
+          answers.set(job, /** @type {Answers} */ (got));
         }),
       );
       const sides = chosen.map((job, index) => {
-        const [report, history] = /** @type {[JobReport, PlanSummary[]]} */ (answers.get(job));
-        return sideOf(job, this.chosen[index][1], report, history);
+        return sideOf(job, this.chosen[index][1], /** @type {Answers} */ (answers.get(job)));
       });
       if (!signal.aborted) this.show(jobs, sides);
     } catch (error) {
@@ -150,6 +185,14 @@ export class ComparePage {
     this.warning.hidden = warnings.length === 0;
     setText(this.warning, warnings.join(" "));
     const [a, b] = sides;
+    const length = Math.max(a.steps.length, b.steps.length);
+    this.place.hidden = length === 0;
+    CHARTS.forEach(([, value], index) => {
+      const columns = sides.map(({ steps }) =>
+        Array.from({ length }, (_, at) => (steps[at] ? value(steps[at]) : null)),
+      );
+      this.charts[index].setData([...Array(length).keys()], columns);
+    });
     setChildren(
       this.body,
       ...TEXTS.map(([name, text]) => makeRow([name, text(a), text(b), ""], CELLS)),
@@ -168,11 +211,7 @@ export class ComparePage {
     );
   }
 
-  /**
-   * @param {JobOverview[]} jobs
-   * @param {Side} side
-   * @param {number} index
-   */
+  /** @param {JobOverview[]} jobs @param {Side} side @param {number} index */
   picker(jobs, { job, plans, plan }, index) {
     const choose = (/** @type {string} */ name, /** @type {number | null} */ version) => {
       this.chosen[index] = [name, version];
@@ -204,16 +243,18 @@ export class ComparePage {
 /**
  * @param {JobOverview} job
  * @param {number | null} version
- * @param {JobReport} report
- * @param {PlanSummary[]} history
+ * @param {Answers} answers
  * @returns {Side}
  */
-function sideOf(job, version, report, history) {
+function sideOf(job, version, [report, history, known]) {
   const plans = history.filter(({ predicted }) => predicted !== null).reverse();
   const wanted = version ?? job.active_version;
   const plan = plans.find((each) => each.version === wanted) ?? plans[0];
   const measured = report.versions.find((each) => each.version === plan?.version);
-  return { job, plans, plan, measured };
+  const steps = known.filter(
+    (step) => versionOf(step) === plan?.version && step.num_ranks >= job.num_ranks,
+  );
+  return { job, plans, plan, measured, steps };
 }
 
 /**

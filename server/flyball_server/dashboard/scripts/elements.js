@@ -44,11 +44,7 @@ export function makeSvg(selector, ...contents) {
   return element;
 }
 
-/**
- * @param {Element} element
- * @param {string[]} classes
- * @param {(Properties | Child)[]} contents
- */
+/** @param {Element} element @param {string[]} classes @param {(Properties | Child)[]} contents */
 function fill(element, classes, contents) {
   element.classList.add(...classes);
   for (const content of contents) {
@@ -101,11 +97,7 @@ export function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
-/**
- * Replace an element's children.
- * @param {Element} element
- * @param {...Child} children
- */
+/** Replace an element's children. @param {Element} element @param {...Child} children */
 export function setChildren(element, ...children) {
   element.replaceChildren(...children.filter(isThere));
 }
@@ -130,11 +122,7 @@ export function lineThrough(points) {
     .join("");
 }
 
-/**
- * Return the width of a text in px.
- * @param {string} text
- * @param {string} font CSS shorthand
- */
+/** Return the width of a text in px. @param {string} text @param {string} font CSS shorthand */
 export function textWidth(text, font) {
   const context = document.createElement("canvas").getContext("2d");
   if (!context) return 7 * text.length;

@@ -99,11 +99,7 @@ export function followEvents(open, follower, times = TIMES) {
  * @template E
  */
 class Following {
-  /**
-   * @param {Open} open
-   * @param {Follower<E>} follower
-   * @param {typeof TIMES} times
-   */
+  /** @param {Open} open @param {Follower<E>} follower @param {typeof TIMES} times */
   constructor(open, follower, times) {
     this.open = open;
     this.follower = follower;

@@ -29,6 +29,7 @@ const KINDS = ["measured", "predicted"];
 /** @param {HTMLElement} element @returns {Panel} */
 export function createFiguresPanel(element) {
   const headline = make("div.headline");
+  const more = make("summary");
   const heroes = make("div.heroes");
   const { frame, table, body } = makeTable("Figures of an iteration", {
     selector: "table.figures",
@@ -42,7 +43,8 @@ export function createFiguresPanel(element) {
   const delays = make("p.note.delays");
   const ownPlan = make("p.note.own-plan");
   const title = make("h2.visually-hidden", "Figures");
-  setChildren(element, title, headline, heroes, deviations, frame, ownPlan, delays);
+  const parts = [more, deviations, heroes, frame, ownPlan, delays];
+  setChildren(element, title, headline, make("details.more-figures", ...parts));
   let shown = "";
   return {
     update({ overview }) {
@@ -51,18 +53,22 @@ export function createFiguresPanel(element) {
       shown = content;
       setText(caption, captionOf(overview));
       setChildren(headline, ...headlineOf(overview));
+      const notes = [...(overview.headline?.caveats ?? []), ...overview.deviations.map(textOf)];
+      setChildren(deviations, ...notes.map((note) => make("li", note)));
+      setText(more, moreText(overview, notes.length));
       setChildren(heroes, ...heroFigures(overview));
       ownPlan.hidden = overview.own_plan === null;
       setText(ownPlan, `Newest step's own plan: ${overview.own_plan?.text ?? ""}.`);
       delays.hidden = overview.delays === null;
-      setText(delays, `Planned beside the instructions: ${overview.delays?.text ?? ""}.`);
-      deviations.hidden = overview.deviations.length === 0;
-      setChildren(deviations, ...overview.deviations.map(({ text }) => make("li", text)));
+      setText(delays, `Beside the instructions the plan counts ${overview.delays?.text ?? ""}.`);
       setChildren(head, ...headRows(overview));
       setChildren(body, ...figureRows(overview).map(rowElement));
     },
   };
 }
+
+/** @param {{text: string}} deviation */
+const textOf = ({ text }) => text;
 
 /** @param {JobOverview} job */
 function captionOf({ measured, emulated }) {
@@ -86,8 +92,18 @@ function headlineOf({ headline, emulated }) {
       make("strong.figure", headline.text),
       make("small.tag", how),
     ),
-    ...headline.caveats.map((caveat) => make("p.caveat", caveat)),
   ];
+}
+
+/** Return what the folded figures come to. @param {JobOverview} job @param {number} numNotes */
+function moreText({ saved_j, predicted }, numNotes) {
+  return [
+    saved_j ? `${wattHours(saved_j.mean)} saved so far` : "figures of an iteration",
+    predicted ? `plan ${gapWord(predicted.gap_percent)}` : "",
+    numNotes === 0 ? "" : counted(numNotes, "note"),
+  ]
+    .filter(Boolean)
+    .join("; ");
 }
 
 /** @param {JobOverview} job */
@@ -101,7 +117,6 @@ function heroFigures({ saved_j: saved, saved_of_j, factors, predicted }) {
     ),
     gapHero(predicted?.gap_percent ?? null),
     ...reserveHero(predicted),
-    ...fixedClocksHero(predicted),
   ];
 }
 
@@ -126,40 +141,13 @@ function reserveHero(predicted) {
   ];
 }
 
-/** The gap as a word, with its explanation behind it. @param {number | null} gap_percent */
+/** @param {number | null} gap_percent */
 function gapHero(gap_percent) {
   const why =
     gap_percent === null
-      ? "Only policy frontier proves how little energy any plan could need."
-      : `This plan is predicted to need ${percent(gap_percent, { digits: 2 })} more energy than the ` +
-        "proven lower bound for its iteration time: no plan could save more than that.";
-  return make(
-    "details.hero.gap",
-    make("summary", make("span.hero-name", "Plan"), make("span.figure.hero-figure", gapWord(gap_percent))),
-    make("span.note", why),
-  );
-}
-
-/**
- * Return what fixed clocks would save: what the plan has to beat.
- * @param {PredictedIteration | null} predicted
- */
-function fixedClocksHero(predicted) {
-  if (predicted === null || predicted.compared.length === 0) return [];
-  const savings = new Map(
-    predicted.compared.map(({ name, energy_j }) => [
-      name,
-      percent(100 * (1 - energy_j / predicted.baseline_energy_j)),
-    ]),
-  );
-  const ofAll = savings.get("global");
-  return [
-    hero(
-      "Saving with one clock per stage, predicted",
-      savings.get("constant") ?? percent(null),
-      ofAll === undefined ? "clocks that never change" : `one clock for all stages: ${ofAll}`,
-    ),
-  ];
+      ? "only policy frontier proves how little energy any plan could need"
+      : `needs at most ${percent(gap_percent, { digits: 2 })} more energy than any plan as fast`;
+  return hero("Plan", gapWord(gap_percent), why);
 }
 
 /** @param {Estimate} estimate @param {(value: number) => string} format */

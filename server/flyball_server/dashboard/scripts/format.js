@@ -10,11 +10,7 @@ const NONE = "\u2013";
 /** @typedef {number | null | undefined} Figure null and undefined are shown as a dash */
 
 /** @type {[number, string][]} */
-const CO2_UNITS = [
-  [1e6, "t"],
-  [1e3, "kg"],
-  [1, "g"],
-];
+const CO2_UNITS = [[1e6, "t"], [1e3, "kg"], [1, "g"]];
 const PREFIXES = { G: 1e9, M: 1e6, k: 1e3, "": 1, m: 1e-3, "\u00b5": 1e-6 };
 
 /**
@@ -186,11 +182,7 @@ export function clockTime(moment, now = new Date()) {
   return isToday ? moment.toLocaleTimeString("sv") : moment.toLocaleString("sv");
 }
 
-/**
- * Format a past time in its largest unit: `3 min ago`.
- * @param {Date} moment
- * @param {Date} now
- */
+/** Format a past time in its largest unit: `3 min ago`. @param {Date} moment @param {Date} now */
 export function ago(moment, now) {
   const passed_s = Math.max(0, (now.getTime() - moment.getTime()) / 1e3);
   if (passed_s < 60) return "just now";
@@ -234,12 +226,7 @@ export function roundTicks(low, high, most) {
   return { values: [], decimals: 0 };
 }
 
-/**
- * @param {number} low
- * @param {number} high
- * @param {number} step
- * @param {number} decimals
- */
+/** @param {number} low @param {number} high @param {number} step @param {number} decimals */
 function multiples(low, high, step, decimals) {
   const tolerance = (high - low) * 1e-9;
   const first = Math.ceil((low - tolerance) / step);

@@ -1,7 +1,7 @@
 // The interactive frontier: pointer and keys choose plans and show their figures.
 
 import { hasModifier, make, placeTip, setChildren } from "./elements.js";
-import { extentOf, pointSentence } from "./frontier_curve.js";
+import { pointSentence } from "./frontier_curve.js";
 import { FrontierPicture } from "./frontier_picture.js";
 
 /**
@@ -12,7 +12,7 @@ import { FrontierPicture } from "./frontier_picture.js";
 
 /** Point by its number, or mark. @typedef {{point: number} | {mark: Mark}} Told */
 
-const HEIGHTS = { wide: 400, narrow: 320 };
+const HEIGHTS = { wide: 480, narrow: 320 };
 const NARROW = 560;
 // px around a point or mark, for a pointer and for a finger.
 const REACH = { fine: 22, coarse: 44 };
@@ -45,14 +45,13 @@ export class FrontierChart {
     this._observer.disconnect();
   }
 
-  /** @param {Shown} shown @returns {Mark[]} marks too far away to be drawn */
+  /** @param {Shown} shown */
   show(shown) {
     const isOther = this._shown?.frontier !== shown.frontier;
     this._shown = shown;
     if (isOther) this._current = 0;
     this._draw();
     if (isOther) this.setChosen(null);
-    return extentOf(shown.frontier, shown.marks).outside;
   }
 
   /** Mark a point as chosen, or none. @param {FrontierPoint | null} point */

@@ -18,8 +18,8 @@ import { joules, percent, percentAbove, seconds } from "./format.js";
  * @property {number} energy_j
  */
 
-// A measured mark further away than this from the baseline would squeeze everything else.
-const FARTHEST_SHARE = 0.4;
+// A mark further away than this part of the range of plans and baseline would squeeze all others.
+const FARTHEST_SHARE = 0.5;
 
 export const NUM_POINTS = 30;
 
@@ -126,13 +126,11 @@ export function extentOf(frontier, marks) {
   const { baseline, points } = frontier;
   const times = points.map((point) => point.iteration_time_s);
   const energies = points.map((point) => point.energy_j);
+  const usual = [...points, baseline];
   const isFar = (/** @type {Mark} */ { kind, time_s, energy_j }) =>
-    kind === "measured" &&
-    (isFarFrom(time_s, baseline.iteration_time_s) || isFarFrom(energy_j, baseline.energy_j)) &&
-    !(
-      isBetween(time_s, [...times, baseline.iteration_time_s]) &&
-      isBetween(energy_j, [...energies, baseline.energy_j])
-    );
+    (kind === "measured" || kind === "envpipe") &&
+    (isFarFrom(time_s, usual.map((plan) => plan.iteration_time_s)) ||
+      isFarFrom(energy_j, usual.map((plan) => plan.energy_j)));
   const outside = marks.filter(isFar);
   const inside = marks.filter((each) => !isFar(each));
   const bounds = points.map((point) => point.lower_bound_j);
@@ -143,14 +141,11 @@ export function extentOf(frontier, marks) {
   return { extent: { fastest_s, slowest_s, least_j, most_j }, outside };
 }
 
-/** @param {number} value @param {number} reference */
-function isFarFrom(value, reference) {
-  return Math.abs(value / reference - 1) > FARTHEST_SHARE;
-}
-
 /** @param {number} value @param {number[]} values */
-function isBetween(value, values) {
-  return value >= Math.min(...values) && value <= Math.max(...values);
+function isFarFrom(value, values) {
+  const [low, high] = [Math.min(...values), Math.max(...values)];
+  const reach = Math.max(FARTHEST_SHARE * (high - low), 0.1 * high);
+  return value < low - reach || value > high + reach;
 }
 
 /**

@@ -3,7 +3,7 @@
 import { ApiError } from "./api_error.js";
 import { fileButtons } from "./chart_files.js";
 import { make, panelHead, setChildren, setText } from "./elements.js";
-import { count, counted, joules, percent, percentAbove, seconds } from "./format.js";
+import { count, counted, jobTarget, joules, percent, percentAbove, seconds } from "./format.js";
 import { FrontierChart } from "./frontier_chart.js";
 import {
   frontierKey,
@@ -30,7 +30,6 @@ export class FrontierPanel {
   /** @param {HTMLElement} element @param {PanelContext} context */
   constructor(element, context) {
     this._context = context;
-    this._element = element;
     /** @type {JobPageState | null} */
     this._state = null;
     /** @type {JobFrontier | null} */
@@ -57,20 +56,23 @@ export class FrontierPanel {
     });
     this._drawn = "";
     this._note = make("span.note");
-    this._hint = make("p.note.frontier-hint");
+    const hint = "Each point is a plan: choose one to run it.";
+    this._hint = make("p.note.frontier-hint", { hidden: true }, hint);
     this._message = make("p.frontier-message");
     this._ask = make("button", { hidden: true, onclick: () => void this._solve() });
     this._legend = make("ul.frontier-legend");
     this._content = make("div", { hidden: true });
     const files = fileButtons({
-      title: "Frontier",
+      title: () => `Frontier, ${this._inForce()}`,
       rows: () => fileRows(this._frontier?.points ?? []),
       pictures: () => [this._chart.picture],
     });
-    setChildren(this._content, this._hint, this._legend, files, this._chart.element);
+    files.hidden = true;
+    this._files = files;
+    setChildren(this._content, this._hint, this._legend, this._chart.element);
     setChildren(
       element,
-      panelHead("Frontier", this._note),
+      panelHead("Frontier", this._note, files),
       this._message,
       this._ask,
       this._content,
@@ -112,6 +114,7 @@ export class FrontierPanel {
     this._frontier = null;
     this._ask.hidden = true;
     this._content.hidden = true;
+    this._files.hidden = true;
     this._table.hidden = true;
     setText(this._note, "");
   }
@@ -184,7 +187,6 @@ export class FrontierPanel {
   /** Show how long computing has taken, once a second. */
   _startTimer() {
     this._stopTimer();
-    this._element.classList.add("pending");
     const begin_ms = Date.now();
     const tell = () => {
       const passed_s = Math.floor((Date.now() - begin_ms) / 1e3);
@@ -196,7 +198,6 @@ export class FrontierPanel {
   }
 
   _stopTimer() {
-    this._element.classList.remove("pending");
     clearInterval(this._timer);
   }
 
@@ -211,17 +212,21 @@ export class FrontierPanel {
     if (drawn === this._drawn) return;
     this._drawn = drawn;
     this._content.hidden = false;
+    this._files.hidden = false;
     this._table.hidden = false;
-    const outside = this._chart.show({ frontier, marks, canChoose });
-    setChildren(this._legend, ...frontierLegend(marks, emulated));
+    this._chart.show({ frontier, marks, canChoose });
+    setChildren(this._legend, ...frontierLegend(marks));
     this._rows.show(() => tableRows(frontier, marks));
     const gpus = emulated ? ", emulated GPUs" : "";
     const plans = counted(points.length, "plan");
     setText(this._note, `${plans}, computed in ${seconds(solve_s)}; predicted${gpus}`);
-    const hints = outside.map(({ words }) => `Outside the chart: ${words}.`);
-    if (canChoose) hints.unshift("Each point is a plan: choose one to run it.");
-    setText(this._hint, hints.join(" "));
-    this._hint.hidden = hints.length === 0;
+    this._hint.hidden = !canChoose;
+  }
+
+  /** Return the plan in force in words, for the title of the picture. */
+  _inForce() {
+    const job = this._state?.overview;
+    return job?.active_version ? `v${job.active_version} in force: ${jobTarget(job)}` : "no plan in force";
   }
 
   /** @param {string} words @param {string} button */

@@ -1,7 +1,7 @@
 // The frontier as SVG layers: axes, curves, points, marks and labels.
 
 import { fontFamily, lineThrough, make, makeSvg, setAttribute, textWidth } from "./elements.js";
-import { fixed, joules, roundTicks } from "./format.js";
+import { fixed, joules, roundTicks, seconds } from "./format.js";
 import { extentOf, pointSentence } from "./frontier_curve.js";
 import { leaderTo, placeLabels } from "./label_layout.js";
 
@@ -20,10 +20,10 @@ import { leaderTo, placeLabels } from "./label_layout.js";
 const POINT_RADIUS = 4;
 // Shapes are drawn around 0, 0.
 const MARKS = {
-  baseline: { shape: "M-5.5 -5.5H5.5V5.5H-5.5Z", words: "baseline, predicted" },
-  envpipe: { shape: "M0 -7L6.5 5H-6.5Z", words: "EnvPipe's plans, predicted" },
-  current: { shape: "M0 -8L8 0L0 8L-8 0Z", words: "the job's plan, predicted" },
-  measured: { shape: "M0 -8L8 0L0 8L-8 0Z", words: "the job, measured" },
+  baseline: { shape: "M-5.5 -5.5H5.5V5.5H-5.5Z", words: "baseline" },
+  envpipe: { shape: "M0 -7L6.5 5H-6.5Z", words: "EnvPipe" },
+  current: { shape: "M0 -8L8 0L0 8L-8 0Z", words: "in force" },
+  measured: { shape: "M0 -8L8 0L0 8L-8 0Z", words: "measured" },
 };
 
 export class FrontierPicture {
@@ -45,12 +45,7 @@ export class FrontierPicture {
     this.points = [];
   }
 
-  /**
-   * @param {Shown} shown
-   * @param {number} width px
-   * @param {number} height px
-   * @returns {Frame}
-   */
+  /** @param {Shown} shown @param {number} width px @param {number} height px @returns {Frame} */
   draw({ frontier, marks, canChoose }, width, height) {
     const { extent, outside } = extentOf(frontier, marks);
     const frame = frameOf(width, height, extent);
@@ -63,15 +58,12 @@ export class FrontierPicture {
     this._front.replaceChildren(
       ...drawn.map((mark) => markShape(mark, frame)),
       ...frontierLabels(frontier, drawn, frame),
+      ...outside.map((mark, index) => outsideLabel(mark, index, frame)),
     );
     return frame;
   }
 
-  /**
-   * @param {JobFrontier} frontier
-   * @param {Frame} frame
-   * @param {boolean} canChoose
-   */
+  /** @param {JobFrontier} frontier @param {Frame} frame @param {boolean} canChoose */
   _placePoints({ points, baseline }, { x, y }, canChoose) {
     while (this.points.length > points.length) this.points.pop()?.remove();
     while (this.points.length < points.length) {
@@ -140,17 +132,23 @@ function markShape({ kind, words, time_s, energy_j }, { x, y }) {
   });
 }
 
+/** Name a mark beyond the axes at the edge. @param {Mark} mark @param {number} index @param {Frame} frame */
+function outsideLabel({ label, time_s }, index, { left, right, top, x }) {
+  const isRight = x(time_s) > (left + right) / 2;
+  const words = `${label}, ${seconds(time_s)}`;
+  const name = "frontier-label";
+  const y = top + 16 * (index + 1);
+  if (isRight) return text(`${words} \u2192`, right - 6, y, "end", name);
+  return text(`\u2190 ${words}`, left + 6, y, "start", name);
+}
+
 /** @typedef {ReturnType<typeof frameOf>} Frame plot area, and the place of a time and an energy */
 
 const MARGIN = { left: 64, right: 58, top: 40, bottom: 44 };
 const NARROW = { below: 420, left: 42, right: 52 };
 const TICK_ROOM = { across: 84, down: 46 };
 
-/**
- * @param {number} width px
- * @param {number} height px
- * @param {Extent} extent
- */
+/** @param {number} width px @param {number} height px @param {Extent} extent */
 function frameOf(width, height, extent) {
   const sides = width < NARROW.below ? NARROW : MARGIN;
   const [left, right] = [sides.left, width - sides.right];
@@ -328,21 +326,18 @@ function namedPlaces({ points }, marks, frame) {
 }
 
 /**
- * Create the entries of the legend: points, bound and the kinds of marks that are shown.
+ * Create the entries of the legend: points, curves and the kinds of marks that are shown; the bound has a label.
  * @param {Mark[]} marks
- * @param {boolean} emulated
  */
-export function frontierLegend(marks, emulated) {
+export function frontierLegend(marks) {
   const kinds = [...new Set(marks.map(({ kind }) => kind))];
   return [
-    entry(makeSvg("circle.frontier-key-point", { r: 4 }), "plan on the frontier, predicted"),
-    entry(makeSvg("path.frontier-bound", { d: "M-9 0H9" }), "lower bound, certified"),
-    entry(makeSvg("path.frontier-constant", { d: "M-9 0H9" }), "one clock per stage, predicted"),
-    entry(makeSvg("path.frontier-global", { d: "M-9 0H9" }), "one clock for all, predicted"),
+    entry(makeSvg("circle.frontier-key-point", { r: 4 }), "plans"),
+    entry(makeSvg("path.frontier-constant", { d: "M-9 0H9" }), "one clock per stage"),
+    entry(makeSvg("path.frontier-global", { d: "M-9 0H9" }), "one for all"),
     ...kinds.map((kind) => {
       const { shape, words } = MARKS[kind];
-      const gpus = kind === "measured" && emulated ? " on emulated GPUs" : "";
-      return entry(makeSvg(`path.frontier-mark.frontier-mark-${kind}`, { d: shape }), words + gpus);
+      return entry(makeSvg(`path.frontier-mark.frontier-mark-${kind}`, { d: shape }), words);
     }),
   ];
 }

@@ -16,11 +16,7 @@ const FIRST_ROWS = 12;
 const PREDICTED = ["Iteration time", "Energy", "Saving", "Gap"];
 const HEADS = ["Version", "Kind", "Policy, target", "From step", "Made", ...PREDICTED, ""];
 
-/**
- * @param {HTMLElement} element
- * @param {PanelContext} context
- * @returns {Panel}
- */
+/** @param {HTMLElement} element @param {PanelContext} context @returns {Panel} */
 export function createHistoryPanel(element, { announce }) {
   const note = make("span.note");
   const more = make("button.quiet", { hidden: true, onclick: () => showAll() });
@@ -69,6 +65,7 @@ export function createHistoryPanel(element, { announce }) {
   /** @param {number} version */
   function showVersion(version) {
     document.dispatchEvent(new CustomEvent("flyball:show-version", { detail: { version } }));
+    document.getElementById("panel-timeline")?.classList.remove("folded");
     document.getElementById("panel-timeline")?.scrollIntoView({ block: "start" });
     announce(`Version ${version} is shown in the timeline`);
   }

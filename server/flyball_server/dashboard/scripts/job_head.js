@@ -1,8 +1,8 @@
 // Head of a job's page: name, state, target, plan and notes.
 
 import { make, setChildren, setText } from "./elements.js";
-import { clockTime, count, jobTarget, joules, percent, seconds } from "./format.js";
-import { emulatedBadge, isOver, progressText, stateBadge } from "./job_words.js";
+import { clockTime, count, counted, jobTarget, joules, percent, seconds } from "./format.js";
+import { emulatedBadge, isOver, progressText, shapeText, stateBadge, stateText, toDo } from "./job_words.js";
 
 /**
  * @import { PanelContext } from "./job_page.js"
@@ -18,7 +18,7 @@ export class JobHead {
     this.progress = make("span.note");
     this.facts = make("dl.facts");
     this.problem = make("p.problem", { role: "alert", hidden: true });
-    this.notes = make("ul.notes", { "aria-label": "Notes", hidden: true });
+    this.notes = make("details.notes", { hidden: true });
     this.shown = "";
     setChildren(
       element,
@@ -33,10 +33,11 @@ export class JobHead {
   update(state) {
     const { overview, notes } = state;
     setText(this.progress, progressText(overview, new Date()));
-    this.problem.hidden = overview.problem === null;
-    setText(this.problem, overview.problem ?? "");
+    const action = toDo(overview);
+    this.problem.hidden = action === null;
+    setText(this.problem, action ?? "");
     const entries = facts(state);
-    const shown = JSON.stringify([entries, notes, overview.state, overview.emulated]);
+    const shown = JSON.stringify([entries, notes, stateText(overview), overview.emulated]);
     if (shown === this.shown) return;
     this.shown = shown;
     setChildren(this.badges, stateBadge(overview), overview.emulated ? emulatedBadge() : null);
@@ -45,18 +46,19 @@ export class JobHead {
       ...entries.map(([name, text]) => make("div", make("dt", name), make("dd", text))),
     );
     this.notes.hidden = notes.length === 0;
-    setChildren(this.notes, ...notes.map((note) => make("li", note)));
+    const summary = make("summary", counted(notes.length, "note"));
+    const items = notes.map((note) => make("li", note));
+    setChildren(this.notes, summary, make("ul", { "aria-label": "Notes" }, ...items));
   }
 }
 
 /** @param {JobPageState} state @returns {[string, string][]} */
 function facts(state) {
   const job = state.overview;
-  const size = `${job.num_stages} stages \u00d7 ${job.num_microbatches} microbatches`;
   /** @type {[string, string][]} */
   const found = [
     ["GPUs present", `${count(job.num_present)} of ${count(job.num_ranks)}`],
-    ["Pipeline", `${size}, ${job.schedule}`],
+    ["Pipeline", `${shapeText(job)}, ${job.schedule}`],
     ["Policy", job.policy],
     ["Target", targetFact(job, state.timetable)],
     ["Plan", planText(job, state)],

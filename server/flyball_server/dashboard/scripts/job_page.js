@@ -48,18 +48,14 @@ const PANELS = [
   ["job", (element, context) => new JobHead(element, context), ""],
   ["figures", createFiguresPanel, "Figures"],
   ["frontier", (element, context) => new FrontierPanel(element, context), "Frontier"],
-  ["stragglers", createStragglersPanel, "Stragglers"],
   ["charts", (element, context) => new LiveCharts(element, context), "Steps"],
+  ["stragglers", createStragglersPanel, ""],
   ["timeline", (element, context) => new TimelinePanel(element, context), "Timeline"],
   ["history", createHistoryPanel, "Plans"],
 ];
 
 export class JobPage {
-  /**
-   * @param {HTMLElement} main
-   * @param {Shell} shell
-   * @param {string} jobId
-   */
+  /** @param {HTMLElement} main @param {Shell} shell @param {string} jobId */
   constructor(main, shell, jobId) {
     this.main = main;
     this.shell = shell;
@@ -138,8 +134,10 @@ export class JobPage {
       const guard = (/** @type {() => void} */ action) => this.guard(element, action);
       const context = { api, jobId: this.jobId, path: this.path, announce, guard };
       page.append(element);
-      if (title) sections.push([title, element]);
       guard(() => this.panels.push({ element, panel: create(element, context) }));
+      if (!title) continue;
+      sections.push([title, element]);
+      if (FOLDED.has(name)) makeFoldable(element, title);
     }
     this.sections = showSections(sections);
   }
@@ -234,6 +232,22 @@ export class JobPage {
   }
 }
 
+// Sections that are closed at first on a narrow screen.
+const FOLDED = new Set(["frontier", "timeline", "history"]);
+const NARROW = "(max-width: 620px)";
+
+/** Give a section a button that opens and closes it on a narrow screen. @param {HTMLElement} section @param {string} title */
+function makeFoldable(section, title) {
+  const onclick = () => fold(!section.classList.contains("folded"));
+  const button = make("button.fold", { onclick }, title);
+  const fold = (/** @type {boolean} */ isFolded) => {
+    section.classList.toggle("folded", isFolded);
+    setAttribute(button, "aria-expanded", String(!isFolded));
+  };
+  section.prepend(button);
+  fold(matchMedia(NARROW).matches);
+}
+
 const GAP = 8; // px between the bar and a section
 
 /**
@@ -245,19 +259,33 @@ export function showSections(sections) {
   const list = byId("sections", HTMLElement);
   const ending = new AbortController();
   const { signal } = ending;
-  // Sections stand beside each other, and the last ones cannot reach the bar: a jump counts.
-  let isJump = false;
+  // Section that was jumped to: it is marked, and kept in its place while what is above it comes.
+  /** @type {HTMLElement | null} */
+  let target = null;
+  const keep = () => {
+    if (target === null) return;
+    const top = target.getBoundingClientRect().top - barHeight() - GAP;
+    window.scrollBy({ top, behavior: "instant" });
+  };
   const go = (/** @type {number} */ index) => {
     const [, section] = sections[index];
-    const before_px = window.scrollY;
-    const top = section.getBoundingClientRect().top - barHeight() - GAP;
-    window.scrollBy({ top, behavior: "instant" });
-    // One event follows, and none where the page stays.
-    isJump = window.scrollY !== before_px;
+    section.classList.remove("folded");
+    section.querySelector(".fold")?.setAttribute("aria-expanded", "true");
+    target = section;
+    keep();
     mark(index);
     section.tabIndex = -1;
     section.focus({ preventScroll: true });
   };
+  const leave = () => {
+    target = null;
+  };
+  const growth = new ResizeObserver(keep);
+  growth.observe(byId("main", HTMLElement));
+  signal.addEventListener("abort", () => growth.disconnect());
+  for (const name of ["wheel", "touchmove", "pointerdown", "keydown"]) {
+    document.addEventListener(name, leave, { signal, passive: true, capture: true });
+  }
   const buttons = sections.map(([title], index) =>
     make("button.quiet", { onclick: () => go(index), "aria-keyshortcuts": `${index + 1}` }, title),
   );
@@ -269,8 +297,7 @@ export function showSections(sections) {
   const onScroll = () => {
     const line = barHeight() + 3 * GAP;
     const tops = sections.map(([, section]) => section.getBoundingClientRect().top);
-    if (!isJump) mark(Math.max(0, tops.findLastIndex((top) => top <= line)));
-    isJump = false;
+    if (target === null) mark(Math.max(0, tops.findLastIndex((top) => top <= line)));
   };
   const onKey = (/** @type {KeyboardEvent} */ event) => {
     const index = Number(event.key) - 1;

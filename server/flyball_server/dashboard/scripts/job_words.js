@@ -1,12 +1,19 @@
 // A job's state, progress and clocks as text, for the table and the job's page.
 
 import { make } from "./elements.js";
-import { ago } from "./format.js";
+import { ago, count, counted } from "./format.js";
 
 /** @import { JobOverview } from "./wire_types.js" */
 
+// Of a state, or of the trouble that hides behind it.
 /** @type {Map<string, {tone: string, sign: string}>} */
 const STATES = new Map([
+  ["no ranks", { tone: "bad", sign: "\u25c7" }],
+  ["ranks missing", { tone: "bad", sign: "\u25c8" }],
+  ["refused", { tone: "bad", sign: "\u2715" }],
+  ["no clocks", { tone: "bad", sign: "\u25b3" }],
+  ["slow GPU", { tone: "wait", sign: "\u25bc" }],
+  ["steps differ", { tone: "work", sign: "\u2248" }],
   ["awaiting-profile", { tone: "wait", sign: "\u25cb" }],
   ["profiling", { tone: "work", sign: "\u25d0" }],
   ["planned", { tone: "good", sign: "\u25cf" }],
@@ -40,14 +47,24 @@ export function isOnPlan({ measured }) {
   return measured === null || measured.clocks === "plan";
 }
 
+/** Return the trouble that a job's state does not say, or else its state. @param {JobOverview} job */
+export function stateText({ state, condition }) {
+  return condition?.name ?? state;
+}
+
+/** Return the line for someone who has to act; null: nobody has to. @param {JobOverview} job */
+export function toDo({ problem, condition }) {
+  return problem ?? condition?.action ?? null;
+}
+
 /** Create the badge of a state, each with a sign of its own shape. @param {JobOverview} job */
 export function stateBadge(job) {
-  const { tone, sign } = STATES.get(job.state) ?? { tone: "wait", sign: "?" };
+  const { tone, sign } = STATES.get(stateText(job)) ?? { tone: "wait", sign: "?" };
   return make(
     "span",
     { class: `badge tone-${tone}` },
     make("span.badge-sign", { "aria-hidden": "true" }, sign),
-    job.state,
+    stateText(job),
   );
 }
 
@@ -76,6 +93,11 @@ export function progressText(job, now) {
     return `v${job.newest_version} waits for its ranks`;
   }
   return job.active_version === null ? "" : `runs v${job.active_version}`;
+}
+
+/** Return the size of a job's iteration. @param {JobOverview} job */
+export function shapeText({ num_stages, num_microbatches }) {
+  return `${counted(num_stages, "stage")} \u00d7 ${count(num_microbatches)} microbatches`;
 }
 
 /** Return how near a plan is to the least energy. @param {number | null} gap_percent */

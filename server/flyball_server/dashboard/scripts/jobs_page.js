@@ -12,8 +12,8 @@ import {
   setText,
 } from "./elements.js";
 import { costs, count, counted, jobTarget, percent, sum, wattHours, watts } from "./format.js";
-import { isRunning, progressText } from "./job_words.js";
-import { jobCells } from "./jobs_row.js";
+import { isRunning, progressText, stateText } from "./job_words.js";
+import { jobCells, savingLegend } from "./jobs_row.js";
 import { KeyedRows } from "./tables.js";
 
 /**
@@ -57,10 +57,14 @@ export class JobsPage {
       onkeydown: (/** @type {KeyboardEvent} */ event) => this.clearByKey(event),
     });
     this.found = make("span.note", { role: "status" });
+    /** State to filter by; empty: all. */
+    this.state = "";
+    this.states = make("div.states", { role: "group", "aria-label": "Jobs by state" });
     this.totals = make("div.totals-strips");
     this.heads = COLUMNS.map((column) => this.head(column));
     const body = make("tbody.job-rows");
     this.rows = new KeyedRows(body);
+    this.shownStates = "";
     this.more = make("button", { hidden: true, onclick: () => this.showMore() });
     this.table = make("table.jobs", make("thead", make("tr", ...this.heads)), body);
     this.compare = make("a.compare", { href: "#/compare" }, "Compare two");
@@ -108,9 +112,10 @@ export class JobsPage {
     }
     if (!this.isThere) {
       this.isThere = true;
-      const head = make("div.page-head", make("h1", "Jobs"), this.search, this.found, this.compare);
+      const parts = [make("h1", "Jobs"), this.search, this.states, this.found, this.compare];
+      const head = make("div.page-head", ...parts);
       const frame = make("div.table-frame", this.table);
-      setChildren(this.place, this.totals, head, frame, this.more);
+      setChildren(this.place, this.totals, head, frame, this.more, savingLegend());
     }
     this.compare.hidden = jobs.length < 2;
     const [a, b] = jobs;
@@ -120,7 +125,9 @@ export class JobsPage {
   }
 
   showRows() {
-    const found = sorted(searched(this.jobs, this.search.value), this.order);
+    const matching = searched(this.jobs, this.search.value);
+    this.showStates(matching);
+    const found = sorted(this.ofState(matching), this.order);
     const shown = found.slice(0, this.numRows);
     const now = new Date();
     this.rows.show(
@@ -131,9 +138,43 @@ export class JobsPage {
       })),
     );
     const total = `${count(found.length)} of ${counted(this.jobs.length, "job")}`;
-    setText(this.found, this.search.value === "" ? "" : total);
+    setText(this.found, found.length === this.jobs.length ? "" : total);
     this.more.hidden = found.length <= shown.length;
     setText(this.more, `Show ${count(found.length - shown.length)} more`);
+  }
+
+  /** @param {JobOverview[]} jobs */
+  ofState(jobs) {
+    return this.state === "" ? jobs : jobs.filter((job) => stateText(job) === this.state);
+  }
+
+  /** Show a button for each state that jobs have, with their number. @param {JobOverview[]} jobs */
+  showStates(jobs) {
+    const counts = new Map([["", jobs.length]]);
+    for (const text of jobs.map(stateText)) counts.set(text, (counts.get(text) ?? 0) + 1);
+    if (!counts.has(this.state)) counts.set(this.state, 0);
+    const content = JSON.stringify([...counts, this.state]);
+    if (content === this.shownStates) return;
+    this.shownStates = content;
+    const buttons = [...counts].map(([state, number]) =>
+      make(
+        "button.state",
+        { "aria-pressed": String(state === this.state), onclick: () => this.filter(state) },
+        state || "all",
+        make("span.note", count(number)),
+      ),
+    );
+    setChildren(this.states, ...buttons);
+    this.states.hidden = counts.size < 3 && this.state === "";
+  }
+
+  /** @param {string} state */
+  filter(state) {
+    this.state = state;
+    this.showRows();
+    /** @type {HTMLElement | null} */
+    const pressed = this.states.querySelector("[aria-pressed=true]");
+    pressed?.focus();
   }
 
   /**
@@ -195,7 +236,7 @@ function emptyState() {
 /** @type {Record<Column, (job: JobOverview) => string | number | null>} */
 const KEYS = {
   name: (job) => job.job_id,
-  state: (job) => job.state,
+  state: stateText,
   gpus: (job) => job.num_present,
   time: (job) => job.measured?.iteration_time_s ?? job.predicted?.iteration_time_s ?? null,
   energy: (job) => job.measured?.energy_j ?? job.predicted?.energy_j ?? null,
@@ -215,7 +256,7 @@ export function searched(jobs, words) {
     const kind = job.emulated ? "emulated" : "real";
     // As shown, and as in the API.
     const targets = [jobTarget(job).replaceAll("\u202f", " "), job.target];
-    const texts = [job.job_id, job.state, job.schedule, job.policy, ...targets, kind];
+    const texts = [job.job_id, stateText(job), job.schedule, job.policy, ...targets, kind];
     const text = texts.join(" ").toLowerCase();
     return wanted.every((word) => text.includes(word));
   });
@@ -342,12 +383,7 @@ function powerNote(all) {
 
 /** @param {string} name @param {string} figure @param {string} note */
 function entry(name, figure, note) {
-  return make(
-    "div.total",
-    make("dt", name),
-    make("dd.figure", figure),
-    make("dd.note", note),
-  );
+  return make("div.total", make("dt", name), make("dd.figure", figure), make("dd.note", note));
 }
 
 /** @param {(number | null)[]} values */

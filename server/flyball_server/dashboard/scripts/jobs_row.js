@@ -11,7 +11,7 @@ import {
   sureMean,
   wattHours,
 } from "./format.js";
-import { clocksText, emulatedBadge, gapWord, isOnPlan, progressText, stateBadge } from "./job_words.js";
+import { clocksText, emulatedBadge, gapWord, isOnPlan, progressText, shapeText, stateBadge, toDo } from "./job_words.js";
 
 /** @import { Estimate, Headline, JobOverview } from "./wire_types.js" */
 
@@ -21,10 +21,10 @@ import { clocksText, emulatedBadge, gapWord, isOnPlan, progressText, stateBadge 
  * @param {Date} now
  */
 export function jobCells(job, now) {
-  const progress = job.problem ?? progressText(job, now);
+  const action = toDo(job);
   return [
     nameCell(job),
-    cell("State", stateBadge(job), note(progress, job.problem ? "problem" : "")),
+    cell("State", stateBadge(job), note(action ?? progressText(job, now), action ? "to-do" : "")),
     cell("GPUs", figure(`${count(job.num_present)} of ${count(job.num_ranks)}`), note("present")),
     timeCell(job),
     energyCell(job),
@@ -35,8 +35,8 @@ export function jobCells(job, now) {
 
 /** @param {JobOverview} job */
 function nameCell(job) {
-  const { job_id, num_stages, num_microbatches, schedule, policy } = job;
-  const pipeline = `${num_stages} stages \u00d7 ${num_microbatches} microbatches, ${schedule}`;
+  const { job_id, schedule, policy } = job;
+  const pipeline = `${shapeText(job)}, ${schedule}`;
   return make(
     "th.job-name",
     { scope: "row" },
@@ -111,12 +111,10 @@ function savedCell({ saving_percent: saving, headline, saved_j, predicted, is_ca
     const bounds = interval(saving, percent);
     const total = saved_j && `${wattHours(saved_j.mean)} in all`;
     const mean = figure(percent(saving.mean), `tone-${headline.tone}`);
-    const caveats = headline.caveats.join(" ");
     return cell(
       "Saved",
       make("span.saving", mean, savingBar(saving, headline.tone)),
-      note(headline.time_text),
-      caveats && make("span.note.caveat", { title: caveats }, "see the job's caveats"),
+      make("span.note", { title: headline.caveats.join(" ") }, headline.time_text),
       note([bounds, total].filter(Boolean).join("; ")),
       make("span.caught-up.note", is_caught_up ? "" : "still counting"),
     );
@@ -162,6 +160,29 @@ function note(text, kind = "") {
 
 function nothing() {
   return make("span.figure.none", { "aria-label": "none yet" }, "\u2013");
+}
+
+const TONES = {
+  gain: "saves, no more time",
+  trade: "saves, takes longer",
+  loss: "needs more",
+  none: "no sure change",
+};
+
+/** Create the legend of the bars of savings. */
+export function savingLegend() {
+  const size = { width: 12, height: 12, "aria-hidden": "true" };
+  return make(
+    "ul.saving-legend",
+    { "aria-label": "Colours of measured savings" },
+    ...Object.entries(TONES).map(([tone, words]) =>
+      make(
+        "li",
+        makeSvg(`svg.saving-bar.tone-${tone}`, size, makeSvg("rect.bar-value", { y: 3, width: 12, height: 6 })),
+        words,
+      ),
+    ),
+  );
 }
 
 const WIDTH = 104;

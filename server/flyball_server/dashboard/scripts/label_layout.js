@@ -24,12 +24,7 @@
  */
 
 // Right, left, above, below, then diagonally.
-const STRAIGHT = [
-  [1, 0],
-  [-1, 0],
-  [0, -1],
-  [0, 1],
-];
+const STRAIGHT = [[1, 0], [-1, 0], [0, -1], [0, 1]];
 const DIRECTIONS = [...STRAIGHT, [1, -1], [1, 1], [-1, -1], [-1, 1]];
 const DISTANCES = [5, 12, 24, 38, 56, 78, 104, 134, 170];
 const FAR = 16;
@@ -71,11 +66,7 @@ export function placeLabels(marks, spots, room) {
   });
 }
 
-/**
- * @param {Labelled} mark
- * @param {Rectangle} room
- * @returns {Candidate[]}
- */
+/** @param {Labelled} mark @param {Rectangle} room @returns {Candidate[]} */
 function candidates({ x, y, radius, width, height, prefers }, room) {
   return DISTANCES.flatMap((distance) =>
     DIRECTIONS.map(([toX, toY]) => {

@@ -1,7 +1,7 @@
 // Live charts of a job's measured steps: time, energy, power and planned clocks of each stage.
 
 import { hasModifier, make, panelHead, setAttribute, setChildren, setText } from "./elements.js";
-import { count, counted, fixed, joules, megahertz, seconds, watts } from "./format.js";
+import { count, counted, joules, megahertz, seconds, watts } from "./format.js";
 import { StepCharts } from "./step_charts.js";
 import { otherMisses, versionOf } from "./step_series.js";
 import { DetailsTable, makeRow } from "./tables.js";
@@ -35,7 +35,6 @@ export class LiveCharts {
     const label = { role: "group", "aria-label": "Newest steps shown" };
     const choices = make("div.choices", label, "newest ", ...this.windowButtons);
     this.readout = make("p.readout");
-    this.slow = make("p.stragglers-note", { hidden: true });
     this.none = make("p.note", "No step has been measured yet.");
     this.place = make("div.charts", {
       tabindex: "0",
@@ -46,11 +45,17 @@ export class LiveCharts {
       hidden: true,
       onkeydown: (/** @type {KeyboardEvent} */ event) => this.key(event),
     });
+    this.stagePlace = make("div.charts.stage-charts");
+    this.stages = make(
+      "section.panel.panel-stages",
+      panelHead("Stages", make("span.note", "a row is a stage; a click shows its clock")),
+      this.stagePlace,
+    );
+    element.after(this.stages);
     this.table = stepsTable();
     setChildren(
       this.element,
       panelHead("Measured steps", this.note, choices),
-      this.slow,
       this.readout,
       this.none,
       this.place,
@@ -62,6 +67,7 @@ export class LiveCharts {
   destroy() {
     clearTimeout(this.speaking);
     this.charts?.destroy();
+    this.stages.remove();
   }
 
   /** @param {JobPageState} state */
@@ -80,8 +86,8 @@ export class LiveCharts {
     this.none.hidden = !isEmpty;
     this.readout.hidden = isEmpty;
     this.place.hidden = isEmpty;
+    this.stages.hidden = isEmpty;
     setText(this.note, isEmpty ? "" : noteOf(state));
-    this.showStragglers(state);
     this.table.update(state);
     if (isEmpty) return;
     const charts = this.chartsFor(state.overview.num_stages);
@@ -95,7 +101,7 @@ export class LiveCharts {
   chartsFor(num_stages) {
     if (this.charts !== null && this.charts.num_stages === num_stages) return this.charts;
     this.charts?.destroy();
-    this.charts = new StepCharts(this.place, num_stages, {
+    this.charts = new StepCharts(this.place, this.stagePlace, num_stages, {
       onCursor: (step, stage) => this.pointAt(step, stage, false),
       onSelect: (from, to) => {
         this.window.choose(from, to, this.state?.steps ?? []);
@@ -103,16 +109,6 @@ export class LiveCharts {
       },
     });
     return this.charts;
-  }
-
-  /** @param {JobPageState} state */
-  showStragglers({ stragglers }) {
-    this.slow.hidden = stragglers.length === 0;
-    const told = stragglers.map(({ rank, slowdown, is_planned }) => {
-      const planned = is_planned ? "" : " (not yet planned for)";
-      return `rank ${rank} takes ${fixed(slowdown, 2)}\u00d7 as long${planned}`;
-    });
-    setText(this.slow, `\u25b2 Slow GPUs: ${told.join("; ")}`);
   }
 
   /**
@@ -246,11 +242,7 @@ export class ChartWindow {
     this.choose(centre - factor * (centre - first), centre + factor * (last - centre), steps);
   }
 
-  /**
-   * Return the steps to show.
-   * @param {StagesOfStep[]} steps rising
-   * @returns {StagesOfStep[]}
-   */
+  /** Return the steps to show. @param {StagesOfStep[]} steps rising @returns {StagesOfStep[]} */
   shown(steps) {
     if (this.chosen === null) return steps.slice(-this.num_steps);
     const [from, to] = this.chosen;

@@ -33,7 +33,6 @@ const STEP_INCREMENTS = [1, 10, 100, 1e3, 1e4, 1e5, 1e6, 1e7, 1e8].flatMap((unit
  * @property {number} height px of the plot
  * @property {ChartLine[]} lines
  * @property {boolean} [hasSteps] labels at the axis of steps
- * @property {[number, number][]} [bands] pairs of lines with a tint between them, upper line first
  * @property {(columns: Column[]) => [number, number]} range of the axis
  * @property {(values: number[]) => string[]} ticks labels of the vertical axis
  * @property {() => number[]} [splits] ticks of the vertical axis; left out: chosen by uPlot
@@ -95,20 +94,6 @@ export class StepChart {
     this.isQuiet = false;
   }
 
-  /**
-   * Return the place of a value in the frame, CSS px.
-   * @param {number} step
-   * @param {number} value
-   */
-  placeOf(step, value) {
-    const { left, top } = this.plot.over.getBoundingClientRect();
-    const frame = this.frame.getBoundingClientRect();
-    return {
-      left: left - frame.left + this.plot.valToPos(step, "x"),
-      top: top - frame.top + this.plot.valToPos(value, "y"),
-    };
-  }
-
   fit() {
     const width = Math.floor(this.frame.clientWidth);
     const height = this.totalHeight();
@@ -162,7 +147,7 @@ export class StepChart {
 
   /** @returns {uPlot.Options} */
   plotOptions() {
-    const { lines, bands = [], drawBelow, drawAbove } = this.options;
+    const { lines, drawBelow, drawAbove } = this.options;
     /** @type {(draw?: (pen: Pen) => void) => ((plot: Plot) => void)[]} */
     const drawing = (draw) =>
       draw ? [(plot) => clipped(plot, () => draw(new Pen(plot, this.colors)))] : [];
@@ -180,10 +165,6 @@ export class StepChart {
       },
       axes: [this.stepAxis(), this.valueAxis()],
       series: [{}, ...lines.map((line) => this.series(line))],
-      bands: bands.map((pair) => ({
-        series: [pair[0] + 1, pair[1] + 1],
-        fill: () => `${this.colors[`series-${lines[pair[0]].color}`]}26`,
-      })),
       cursor: { y: false, points: { size: 7 }, drag: { x: true, y: false, setScale: false } },
       hooks: {
         drawClear: drawing(drawBelow),
@@ -296,11 +277,7 @@ function lineSample(stroke, dash) {
   return makeSvg("svg", { width: 24, height: 8, "aria-hidden": "true" }, line);
 }
 
-/**
- * Draw only within the plot's area.
- * @param {Plot} plot
- * @param {() => void} draw
- */
+/** Draw only within the plot's area. @param {Plot} plot @param {() => void} draw */
 function clipped(plot, draw) {
   const { ctx, bbox } = plot;
   ctx.save();

@@ -1,17 +1,20 @@
 // Charts of measured steps, one above the other, with a common cursor and range of steps.
 
-import { make, setChildren } from "./elements.js";
-import { jouleTicks, megahertz, secondTicks } from "./format.js";
-import { StageClockChart, StagePowerChart } from "./stage_charts.js";
+import { make } from "./elements.js";
+import { jouleTicks, megahertz, secondTicks, watts } from "./format.js";
+import { StageClockChart } from "./stage_charts.js";
 import { StepChart } from "./step_chart.js";
 import {
   drawBeyond,
   drawClockStrip,
   drawHeldBack,
+  drawPowerStrip,
   drawStragglers,
   drawVersions,
   nameStragglers,
   nameVersions,
+  powerColor,
+  powerRange,
   REASONS,
   scaleOf,
   stripHeight,
@@ -19,8 +22,10 @@ import {
 import { plannedStragglers, stageRows, stepSeries, usualRange } from "./step_series.js";
 
 /**
+ * @import { CsvRow } from "./chart_files.js"
  * @import { JobPageState } from "./job_state.js"
  * @import { ChartLine, ChartOptions } from "./step_chart.js"
+ * @import { Pen } from "./step_marks.js"
  * @import { StepSeries } from "./step_series.js"
  * @import { Estimate, StagesOfStep } from "./wire_types.js"
  */
@@ -34,7 +39,7 @@ import { plannedStragglers, stageRows, stepSeries, usualRange } from "./step_ser
 
 /** @typedef {Pick<ChartOptions, "onCursor" | "onSelect">} Listeners of one chart */
 
-const PLOT_HEIGHT = 118;
+const PLOT_HEIGHT = 205;
 const LANE_HEIGHT = 15;
 
 /** @type {ChartLine[]} */
@@ -46,12 +51,14 @@ const LINES = [
 
 export class StepCharts {
   /**
-   * @param {HTMLElement} place
+   * @param {HTMLElement} place of the charts of whole iterations
+   * @param {HTMLElement} stagePlace of the charts by stage
    * @param {number} num_stages
    * @param {ChartsOptions} options
    */
-  constructor(place, num_stages, { onCursor, onSelect }) {
+  constructor(place, stagePlace, num_stages, { onCursor, onSelect }) {
     this.place = place;
+    this.stagePlace = stagePlace;
     this.num_stages = num_stages;
     /** @type {StepSeries} */
     this.series = stepSeries([], [], { num_stages, num_ranks: 0 });
@@ -64,27 +71,22 @@ export class StepCharts {
     this.time = this.lineChart("Iteration time", true, common);
     this.energy = this.lineChart("Energy per iteration", false, common);
     this.heldBack = this.heldBackChart(common);
-    this.power = new StagePowerChart(place, num_stages, { onCursor: pointAt, onSelect });
-    this.clock = new StageClockChart(place, num_stages, { onCursor: pointAt, onSelect });
-    /** @type {number | null} */
-    let row = null;
-    this.clocks = this.clockChart({
-      onCursor: (index, y) => {
-        row = y === null ? null : Math.floor(y);
-        pointAt(index, row);
-      },
-      onSelect,
+    const byStage = { onCursor: pointAt, onSelect };
+    this.power = this.stripChart("Mean power by stage, W, measured", byStage, {
+      rows: () => stageRows(this.series.step, this.series.power_w, "W"),
+      draw: (pen) => drawPowerStrip(pen, this.series),
     });
-    this.clocks.frame.addEventListener("click", () => {
-      if (row !== null) this.clock.choice.choose(row);
+    this.clocks = this.stripChart("Clock by stage, MHz, planned, mean of its instructions", byStage, {
+      rows: () => stageRows(this.series.step, this.series.planned_mhz, "MHz"),
+      draw: (pen) => drawClockStrip(pen, this.series, this.state?.history ?? [], num_stages),
     });
-    const byStage = [this.power.chart, this.clock.chart, this.clocks];
-    this.all = [this.time, this.heldBack, this.energy, ...byStage];
+    this.clock = new StageClockChart(stagePlace, num_stages, byStage);
+    const { time, heldBack, energy, power, clocks, clock } = this;
+    this.all = [time, heldBack, energy, power, clocks, clock.chart];
   }
 
   destroy() {
     for (const chart of this.all) chart.destroy();
-    this.scaleKey?.remove();
   }
 
   /** @param {StagesOfStep[]} shown rising @param {JobPageState} state */
@@ -104,10 +106,11 @@ export class StepCharts {
     this.heldBack.element.hidden = !isHeldBack;
     if (isHeldBack) this.heldBack.fit();
     this.heldBack.setData(series.step, [series.step.map(() => null)]);
-    this.power.show(series);
     this.clock.show(series);
-    this.clocks.setData(series.step, [series.step.map(() => null)]);
-    this.showScale(state);
+    for (const strip of [this.power, this.clocks]) {
+      strip.setData(series.step, [series.step.map(() => null)]);
+    }
+    this.showScales(state);
   }
 
   /** @param {number} index @returns {number | null} null: no step was measured there */
@@ -175,14 +178,20 @@ export class StepCharts {
     return chart;
   }
 
-  /** @param {Listeners} common */
-  clockChart(common) {
+  /**
+   * Create a chart of a row for each stage.
+   * @param {string} title
+   * @param {{onCursor: (index: number | null, stage: number | null) => void, onSelect: Listeners["onSelect"]}} listeners
+   * @param {{rows: () => CsvRow[], draw: (pen: Pen) => void}} content
+   */
+  stripChart(title, { onCursor, onSelect }, { rows, draw }) {
     const every = Math.max(1, Math.ceil(this.num_stages / 10));
     const stages = [...Array(this.num_stages).keys()].filter((stage) => stage % every === 0);
-    const chart = new StepChart(this.place, {
-      ...common,
-      title: "Clock by stage, planned, mean of its instructions",
-      rows: () => stageRows(this.series.step, this.series.planned_mhz, "MHz"),
+    /** @type {number | null} */
+    let row = null;
+    const chart = new StepChart(this.stagePlace, {
+      title,
+      rows,
       height: stripHeight(this.num_stages),
       hasSteps: true,
       falling: true,
@@ -190,27 +199,47 @@ export class StepCharts {
       range: () => [0, this.num_stages],
       splits: () => stages.map((stage) => stage + 0.5),
       ticks: (values) => values.map((value) => `stage ${Math.floor(value)}`),
-      drawAbove: (pen) =>
-        drawClockStrip(pen, this.series, this.state?.history ?? [], this.num_stages),
+      drawAbove: draw,
+      onCursor: (index, y) => {
+        row = y === null ? null : Math.floor(y);
+        onCursor(index, row);
+      },
+      onSelect,
     });
-    this.scaleKey = make("span.scale-key");
-    chart.setLegend(this.scaleKey);
+    chart.frame.addEventListener("click", () => {
+      if (row !== null) this.clock.choose(row);
+    });
     return chart;
   }
 
   /** @param {JobPageState} state */
-  showScale({ history }) {
-    const scale = scaleOf(history);
-    if (scale === null || this.scaleKey === undefined) return;
-    const { slowest_mhz, fastest_mhz } = scale;
-    const shown = `${slowest_mhz} ${fastest_mhz}`;
-    if (this.scaleKey.dataset.shown === shown) return;
-    this.scaleKey.dataset.shown = shown;
-    const patches = scale.samples(7).map((color) => {
-      const patch = make("span.scale-patch", { "aria-hidden": "true" });
-      patch.style.background = color;
-      return patch;
-    });
-    setChildren(this.scaleKey, megahertz(slowest_mhz), ...patches, megahertz(fastest_mhz));
+  showScales({ history }) {
+    const clocks = scaleOf(history);
+    if (clocks !== null) {
+      const { slowest_mhz, fastest_mhz } = clocks;
+      const ends = [megahertz(slowest_mhz), megahertz(fastest_mhz)];
+      this.clocks.setLegend(scaleKey(ends, clocks.samples(NUM_PATCHES)));
+    }
+    const range = powerRange(this.series);
+    if (range === null) return;
+    const [low, high] = range;
+    const powers_w = Array.from(
+      { length: NUM_PATCHES },
+      (_, at) => low + (at / (NUM_PATCHES - 1)) * (high - low),
+    );
+    const colors = powers_w.map((power_w) => powerColor(this.power.colors, range, power_w));
+    this.power.setLegend(scaleKey([watts(low), watts(high)], colors));
   }
+}
+
+const NUM_PATCHES = 7;
+
+/** Create the key of a scale. @param {string[]} ends @param {string[]} colors */
+function scaleKey([low, high], colors) {
+  const patches = colors.map((color) => {
+    const patch = make("span.scale-patch", { "aria-hidden": "true" });
+    patch.style.background = color;
+    return patch;
+  });
+  return make("span.scale-key", low, ...patches, high);
 }

@@ -1,11 +1,11 @@
 // Marks on charts of steps: versions, stragglers, held-back clocks, planned clocks.
 
-import { createClockScale } from "./clock_scale.js";
+import { channels, createClockScale, hex, readableOn } from "./clock_scale.js";
 import { fontFamily } from "./elements.js";
+import { sum } from "./format.js";
 import { versionRuns } from "./step_series.js";
 
 /**
- * @import { ClockScale } from "./clock_scale.js"
  * @import { ChartColors, Plot } from "./step_chart.js"
  * @import { Column, PlannedStraggler, StepSeries, VersionRun } from "./step_series.js"
  * @import { PlanSummary } from "./wire_types.js"
@@ -55,11 +55,7 @@ export class Pen {
     return this.plot.valToPos(value, "y", true);
   }
 
-  /**
-   * Left and right of a run of steps.
-   * @param {StepSeries} series
-   * @param {VersionRun} run
-   */
+  /** Left and right of a run of steps. @param {StepSeries} series @param {VersionRun} run */
   span({ step }, { from, to }) {
     return { left: this.x(step[from] - 0.5), right: this.x(step[to] + 0.5) };
   }
@@ -105,11 +101,7 @@ export class Pen {
   }
 }
 
-/**
- * Draw a thin line where another version begins.
- * @param {Pen} pen
- * @param {StepSeries} series
- */
+/** Draw a thin line where another version begins. @param {Pen} pen @param {StepSeries} series */
 export function drawVersions(pen, series) {
   const { context, edges, ratio } = pen;
   context.strokeStyle = pen.colors["text-muted"];
@@ -216,7 +208,7 @@ export function drawHeldBack(pen, series) {
 
 const LEAST_ROW = 4;
 const MOST_ROW = 18;
-const WANTED_HEIGHT = 144;
+const WANTED_HEIGHT = 160;
 
 /** @param {number} num_stages @returns {number} px of the strip */
 export function stripHeight(num_stages) {
@@ -238,6 +230,69 @@ export function scaleOf(history) {
 }
 
 /**
+ * Return the lowest and the highest power of any stage in W; null: none was measured.
+ * @param {StepSeries} series
+ * @returns {[number, number] | null}
+ */
+export function powerRange({ power_w }) {
+  let [low, high] = [Number.POSITIVE_INFINITY, 0];
+  for (const power of power_w.flat()) {
+    if (power === null) continue;
+    low = Math.min(low, power);
+    high = Math.max(high, power);
+  }
+  return low <= high ? [low, high] : null;
+}
+
+/**
+ * Return the colour of a power: the darker on a light ground, the higher.
+ * @param {ChartColors} colors
+ * @param {[number, number]} range
+ * @param {number} power_w
+ */
+export function powerColor(colors, [low, high], power_w) {
+  const share = 0.1 + (high > low ? (0.9 * (power_w - low)) / (high - low) : 0);
+  const [from, to] = [channels(colors.surface), channels(colors["series-2"])];
+  return hex(from.map((channel, at) => Math.round(channel + share * (to[at] - channel))));
+}
+
+/**
+ * Draw the power of each stage in each step, with its mean over each version's steps.
+ * @param {Pen} pen
+ * @param {StepSeries} series
+ */
+export function drawPowerStrip(pen, series) {
+  const range = powerRange(series);
+  if (range === null) return;
+  const { context, ratio } = pen;
+  const x = series.step.map((step) => pen.x(step));
+  const half = (x[1] ?? x[0] + pen.edges.right - pen.edges.left) - x[0];
+  const runs = versionRuns(series);
+  series.power_w.forEach((column, stage) => {
+    const [y, bottom] = [pen.y(stage), pen.y(stage + 1)];
+    const height = bottom - y - (bottom - y > 6 * ratio ? ratio : 0);
+    let drawn = Number.NEGATIVE_INFINITY;
+    column.forEach((power_w, index) => {
+      const right = ((x[index] ?? 0) + (x[index + 1] ?? x[index] + half)) / 2;
+      if (power_w === null || right - drawn < ratio) return;
+      const left = Math.max(drawn, (x[index] + (x[index - 1] ?? x[index] - half)) / 2);
+      context.fillStyle = powerColor(pen.colors, range, power_w);
+      context.fillRect(left, y, right - left, height);
+      drawn = right;
+    });
+    for (const run of runs) {
+      const powers_w = column.slice(run.from, run.to + 1).filter((power_w) => power_w !== null);
+      if (powers_w.length === 0) continue;
+      const mean_w = sum(powers_w) / powers_w.length;
+      const ground = powerColor(pen.colors, range, mean_w);
+      const { left, right } = pen.span(series, run);
+      const box = { x: left, y, width: right - left, height };
+      writeValue(pen, mean_w.toFixed(0), box, readableOn(channels(ground)), ground);
+    }
+  });
+}
+
+/**
  * Draw the planned clocks: a box for each stage and each run of steps on one version.
  * @param {Pen} pen
  * @param {StepSeries} series
@@ -253,7 +308,8 @@ export function drawClockStrip(pen, series, history, num_stages) {
   }
   drawHeldBackStages(pen, series);
   for (const box of boxes) {
-    if (box.mhz && scale) writeClock(pen, scale, box.mhz, box);
+    if (!box.mhz || !scale) continue;
+    writeValue(pen, box.mhz.toFixed(0), box, scale.textOn(box.mhz), scale.color(box.mhz));
   }
 }
 
@@ -283,25 +339,21 @@ function clockBoxes(pen, series, history, num_stages) {
 }
 
 /**
- * Write a clock at the left of its box, where there is room.
+ * Write a value at the left of its box, where there is room.
  * @param {Pen} pen
- * @param {ClockScale} scale
- * @param {number} mhz
+ * @param {string} text
  * @param {Box} box
+ * @param {string} color
+ * @param {string} ground
  */
-function writeClock(pen, scale, mhz, { x, y, width, height }) {
+function writeValue(pen, text, { x, y, width, height }, color, ground) {
   const { ratio } = pen;
-  const text = mhz.toFixed(0);
   if (height < 11 * ratio) return;
   if (pen.textWidth(text, Math.min(11, height / ratio - 1)) + 8 * ratio > width) return;
-  pen.write(text, { x, y, height, padding: 4 * ratio }, scale.textOn(mhz), scale.color(mhz));
+  pen.write(text, { x, y, height, padding: 4 * ratio }, color, ground);
 }
 
-/**
- * Mark the stages whose clocks were held back.
- * @param {Pen} pen
- * @param {StepSeries} series
- */
+/** Mark the stages whose clocks were held back. @param {Pen} pen @param {StepSeries} series */
 function drawHeldBackStages(pen, series) {
   const size = Math.min(4 * pen.ratio, 0.4 * (pen.y(1) - pen.y(0)));
   /** @type {Map<string, number>} */

@@ -146,34 +146,6 @@ export function versionRuns({ version }) {
 }
 
 /**
- * Return the range and median over all stages by step; null: no stage has a value.
- * @param {Column[]} byStage
- * @param {number} length of the columns
- * @returns {{lowest: Column, middle: Column, highest: Column}}
- */
-export function spread(byStage, length) {
-  /** @type {{lowest: Column, middle: Column, highest: Column}} */
-  const found = { lowest: [], middle: [], highest: [] };
-  // Typed arrays sort numbers many times faster.
-  const room = new Float64Array(byStage.length);
-  for (let index = 0; index < length; index += 1) {
-    let filled = 0;
-    for (const column of byStage) {
-      const value = column[index];
-      if (value !== null) room[filled++] = value;
-    }
-    const values = room.subarray(0, filled).sort();
-    const last = filled - 1;
-    found.lowest.push(values[0] ?? null);
-    found.middle.push(
-      last < 0 ? null : (values[Math.floor(last / 2)] + values[Math.ceil(last / 2)]) / 2,
-    );
-    found.highest.push(values[last] ?? null);
-  }
-  return found;
-}
-
-/**
  * Return the range of a vertical axis without outliers: they do not press the rest flat.
  * @param {Column[]} columns
  * @returns {[number, number]} low below high

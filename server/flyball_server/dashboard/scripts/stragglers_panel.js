@@ -19,21 +19,19 @@ const CELLS = ["td", "td", "td"];
 
 /** @param {HTMLElement} element @returns {Panel} */
 export function createStragglersPanel(element) {
-  const none = make("p.note", "No stragglers.");
   const note = make("span.note");
   const heads = ["Rank", "How slow", "Known", "Plan"];
   const { frame, body } = makeTable("Stragglers", { selector: "table.stragglers", heads });
-  setChildren(element, panelHead("Stragglers", note), none, frame);
+  setChildren(element, panelHead("Stragglers", note), frame);
+  element.hidden = true;
   let shown = "";
   return {
     update({ stragglers, overview }) {
       const content = JSON.stringify([stragglers, overview.emulated]);
       if (content === shown) return;
       shown = content;
-      const isEmpty = stragglers.length === 0;
-      none.hidden = !isEmpty;
-      frame.hidden = isEmpty;
-      setText(note, !isEmpty && overview.emulated ? "on emulated GPUs" : "");
+      element.hidden = stragglers.length === 0;
+      setText(note, overview.emulated ? "on emulated GPUs" : "");
       setChildren(body, ...stragglers.map((each) => makeRow(rowTexts(each), CELLS)));
     },
   };

@@ -18,11 +18,7 @@ import { rowHeight_px } from "./timeline_view.js";
 
 /** Place of times and rows in the plot of a view; lengths are CSS px. */
 export class Projection {
-  /**
-   * @param {View} view
-   * @param {number} width
-   * @param {number} height
-   */
+  /** @param {View} view @param {number} width @param {number} height */
   constructor(view, width, height) {
     this.start_s = view.start_s;
     this.end_s = view.start_s + view.span_s;
@@ -73,8 +69,11 @@ const HATCHED_FROM = { width: 7, height: 12 };
 const HATCH_STEP = 6;
 const LABELLED_FROM = { width: 17, height: 13 };
 const LABEL_FONT = 11;
+// px between the texts of neighbouring boxes.
+const PADDING = 4;
 const CLOCK_FONT = 10;
-const CHARACTER_EM = 0.62;
+// Of bold digits, which are the widest.
+const CHARACTER_EM = 0.7;
 
 /**
  * Visit the instructions in view that are at least this wide.
@@ -188,9 +187,9 @@ export function drawLabels(drawing) {
 function labelPlaces(label, clock, { left, top, width, height }) {
   const [x, y] = [left + width / 2, top + height / 2];
   const [labelWidth, clockWidth] = [textWidth(label, LABEL_FONT), textWidth(clock, CLOCK_FONT)];
-  if (labelWidth + 2 > width || height < LABEL_FONT) return null;
+  if (labelWidth + PADDING > width || height < LABEL_FONT) return null;
   const both = LABEL_FONT + CLOCK_FONT;
-  if (clockWidth + 2 <= width && height >= both) {
+  if (clockWidth + PADDING <= width && height >= both) {
     const wider = Math.max(labelWidth, clockWidth);
     return {
       label: [x, y - 5],
@@ -202,7 +201,7 @@ function labelPlaces(label, clock, { left, top, width, height }) {
   }
   const line = y + 0.5;
   const beside = labelWidth + 4 + clockWidth;
-  const isAlone = beside + 2 > width;
+  const isAlone = beside + PADDING > width;
   return {
     label: [isAlone ? x : x - (4 + clockWidth) / 2, line],
     clock: isAlone ? null : [x + (labelWidth + 4) / 2, line],

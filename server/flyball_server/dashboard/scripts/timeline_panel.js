@@ -40,7 +40,7 @@ export class TimelinePanel {
     this._isNear = false;
     this._nearing = new IntersectionObserver(
       (entries) => context.guard(() => this._comeNear(entries)),
-      { rootMargin: "100px" },
+      { rootMargin: "0px" },
     );
     this._element = element;
     this._viewer = new TimelineViewer(context.announce, () => this._tellTable());

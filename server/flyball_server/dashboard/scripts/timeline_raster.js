@@ -43,11 +43,7 @@ export function rasterize(layout, columns, rows, palette, pixels) {
 
 /** Painter of one row after the other; lines that cross the same slots are copied. */
 class RowPainter {
-  /**
-   * @param {Columns} columns
-   * @param {Palette} palette
-   * @param {number} iterationTime_s
-   */
+  /** @param {Columns} columns @param {Palette} palette @param {number} iterationTime_s */
   constructor(columns, palette, iterationTime_s) {
     this._columns = columns;
     this._palette = palette;
@@ -120,11 +116,7 @@ function linesOf(bands, top, height, numLines) {
   return lines;
 }
 
-/**
- * @param {Layout} layout
- * @param {number} rowHeight lines
- * @returns {Band[]} from the top
- */
+/** @param {Layout} layout @param {number} rowHeight lines @returns {Band[]} from the top */
 function bandsOf({ slots }, rowHeight) {
   if (rowHeight < FEW_LINES.kinds)
     return [{ until: 1, isShown: new Uint8Array(slots.length).fill(1) }];
@@ -189,12 +181,7 @@ export function addBoxes(row, isAdded, columns, into) {
   }
 }
 
-/**
- * @param {Aggregate} into
- * @param {number} left
- * @param {number} right
- * @param {number} mhz
- */
+/** @param {Aggregate} into @param {number} left @param {number} right @param {number} mhz */
 function cover({ busy, clock }, left, right, mhz) {
   if (right <= left) return;
   const first = Math.floor(left);
@@ -223,11 +210,7 @@ function cover({ busy, clock }, left, right, mhz) {
  * @property {Rgb} waiting
  */
 
-/**
- * @param {ClockScale} scale
- * @param {Rgb} waiting colour of waiting
- * @returns {Palette}
- */
+/** @param {ClockScale} scale @param {Rgb} waiting colour of waiting @returns {Palette} */
 export function createPalette(scale, waiting) {
   const count = Math.round(scale.fastest_mhz - scale.slowest_mhz) + 1;
   const colors = Array.from({ length: count }, (_, above) => scale.rgb(scale.slowest_mhz + above));

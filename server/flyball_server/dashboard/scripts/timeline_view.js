@@ -21,11 +21,7 @@ import { hasModifier } from "./elements.js";
  * @property {number} readableRow_px height of a row in which labels fit
  */
 
-/**
- * Return the view of all.
- * @param {Bounds} bounds
- * @returns {View}
- */
+/** Return the view of all. @param {Bounds} bounds @returns {View} */
 export function fitted(bounds) {
   return { bounds, start_s: 0, span_s: bounds.end_s, firstRow: 0 };
 }
@@ -85,11 +81,7 @@ export function showing(view, { start_s, end_s, row }) {
   return within({ ...view, start_s: left_s, firstRow });
 }
 
-/**
- * Return the view cut to its bounds.
- * @param {View} view
- * @returns {View}
- */
+/** Return the view cut to its bounds. @param {View} view @returns {View} */
 export function within(view) {
   const { bounds } = view;
   const span_s = clamp(view.span_s, bounds.shortestSpan_s, bounds.end_s);
@@ -175,11 +167,7 @@ export function moveByKey(event, surface) {
   return true;
 }
 
-/**
- * @param {HTMLElement} element
- * @param {Surface} surface
- * @param {AbortSignal} signal
- */
+/** @param {HTMLElement} element @param {Surface} surface @param {AbortSignal} signal */
 function bindWheel(element, surface, signal) {
   let scrolledAt_ms = Number.NEGATIVE_INFINITY;
   const onScroll = () => {
@@ -211,11 +199,7 @@ function bindWheel(element, surface, signal) {
 
 /** @typedef {{x: number, y: number}} Point in client coordinates */
 
-/**
- * Pan with one pointer, zoom with two.
- * @param {HTMLElement} element
- * @param {Surface} surface
- */
+/** Pan with one pointer, zoom with two. @param {HTMLElement} element @param {Surface} surface */
 function bindPointers(element, surface) {
   /** @type {Map<number, Point>} */
   const held = new Map();

@@ -75,20 +75,13 @@ export class TimelineViewer {
     );
     this._tip = new TimelineTip(this._surface);
     this._reader = new TimelineReader();
-    this._minimap = new TimelineMinimap(
-      (view) => this.change(view),
-      () => this.view,
-    );
+    this._minimap = new TimelineMinimap((view) => this.change(view), () => this.view);
     const help = make("p.timeline-help", { id: HELP_ID }, HELP);
     this.element = make("div.timeline-viewer", this._surface, this._minimap.element, help);
     this._letGo = this._listen(this._surface);
   }
 
-  /**
-   * @param {string} text
-   * @param {(view: View) => View} move
-   * @param {string} [label]
-   */
+  /** @param {string} text @param {(view: View) => View} move @param {string} [label] */
   _button(text, move, label) {
     const onclick = () => this.change(move(this.view));
     return make("button", { onclick, "aria-label": label }, text);
@@ -309,11 +302,7 @@ class TimelineTip {
     this._words.hidden = true;
   }
 
-  /**
-   * @param {string[]} lines
-   * @param {Box} place
-   * @param {boolean} isFramed
-   */
+  /** @param {string[]} lines @param {Box} place @param {boolean} isFramed */
   show(lines, place, isFramed) {
     this._frame.hidden = !isFramed;
     this._words.hidden = false;

@@ -50,11 +50,7 @@ export function waitWords(layout, row, from_s, until_s) {
   ];
 }
 
-/**
- * Compare plan and baseline.
- * @param {Layout} plan
- * @param {Layout} baseline
- */
+/** Compare plan and baseline. @param {Layout} plan @param {Layout} baseline */
 export function comparisonWords(plan, baseline) {
   const longer_s = plan.iterationTime_s - baseline.iterationTime_s;
   const isSame = Math.abs(longer_s) <= SAME_TIME * baseline.iterationTime_s;

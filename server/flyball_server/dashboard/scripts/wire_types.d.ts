@@ -31,6 +31,8 @@ export interface ComparisonStatus {
   version: number | null;
 }
 
+export type ConditionName = "no ranks" | "ranks missing" | "refused" | "no clocks" | "slow GPU" | "steps differ";
+
 export type DelaySource = "given" | "measured";
 
 export interface Deviation {
@@ -76,6 +78,11 @@ export interface Headline {
 
 export type HeadlineTone = "gain" | "trade" | "loss" | "none";
 
+export interface JobCondition {
+  action: string | null;
+  name: ConditionName;
+}
+
 export interface JobFrontier {
   baseline: ComparedPlan;
   constant: ComparedPlan[];
@@ -90,6 +97,7 @@ export interface JobFrontier {
 
 export interface JobOverview {
   active_version: number | null;
+  condition: JobCondition | null;
   created_at: string;
   delays: PlannedDelays | null;
   deviations: Deviation[];
@@ -115,7 +123,6 @@ export interface JobOverview {
   policy: string;
   predicted: PredictedIteration | null;
   problem: string | null;
-  refused: string | null;
   saved_j: Estimate | null;
   saved_of_j: number | null;
   saving_percent: Estimate | null;
@@ -135,6 +142,7 @@ export interface JobReport {
   headline: Headline | null;
   job_id: string;
   notes: string[];
+  num_profiling_steps: number | null;
   num_ranks: number;
   num_steps: number;
   num_unknown_steps: number;
@@ -237,6 +245,7 @@ export interface PredictedIteration {
   reserve: Reserve;
   saving_percent: number;
   saving_sources: SavingSources | null;
+  stragglers_s: number;
 }
 
 export interface ProbedPoint {

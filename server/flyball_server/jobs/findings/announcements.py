@@ -108,6 +108,12 @@ def current_stragglers(loop_state: JobLoopState, now_unix_s: float) -> tuple[Str
     return tuple(sorted([*announced, *detected], key=lambda one: (one.rank, one.source)))
 
 
+def slow_ranks(findings: JobLoopState) -> tuple[int, ...]:
+    """Return the stragglers that the newest plan counts, rising."""
+    planned = findings.planned_inputs.rank_slowdowns
+    return tuple(sorted(slowed.rank for slowed in planned if slowed.slowdown > 1))
+
+
 def _is_same(
     before: AnnouncedSlowdown, after: AnnouncedSlowdown, from_unix_s: float | None
 ) -> bool:

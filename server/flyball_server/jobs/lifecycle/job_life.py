@@ -114,7 +114,7 @@ def job_notes(
     if job.state in OVER:
         return tuple(notes)
     if is_being_planned:
-        notes.append("is being planned")
+        notes.append("a plan is being made")
     missing = sorted(set(range(job.spec.num_expected_ranks)) - {rank.rank for rank in ranks})
     if missing:
         notes.append(f"waits for {ranks_text(missing)} to register")
@@ -126,10 +126,7 @@ def job_notes(
     if silent and len(silent) == sum(not rank.has_left for rank in ranks):
         notes.append(_all_silent(last_sign(job, ranks), times))
     elif silent:
-        notes.append(
-            f"{ranks_text(silent)} silent for {times.rank_silence_s:g} s: a new version waits"
-            " until it registers again"
-        )
+        notes.append(f"{silence_text(silent, times)}: a new version waits until it registers again")
     left = [rank.rank for rank in ranks if rank.has_left]
     if left and len(left) < len(ranks):
         notes.append(f"{ranks_text(left)} ended before the others")
@@ -138,6 +135,12 @@ def job_notes(
     if len(clients) > 1:
         notes.append(f"ranks run different versions of Flyball: {', '.join(clients)}")
     return tuple(notes)
+
+
+def silence_text(silent: Sequence[int], times: LifeTimes) -> str:
+    """Return which ranks have been silent, and for how long at least."""
+    has = "has" if len(silent) == 1 else "have"
+    return f"{ranks_text(silent)} {has} been silent for {times.rank_silence_s:g} s"
 
 
 def no_clocks_notes(ranks: Iterable[RankRecord]) -> list[str]:

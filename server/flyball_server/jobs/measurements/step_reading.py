@@ -191,6 +191,7 @@ def predicted_iteration(plan: Plan) -> PredictedIteration | None:
         compared=prediction.compared,
         reserve=plan.reserve,
         saving_sources=prediction.saving_sources,
+        stragglers_s=prediction.stragglers_s,
     )
 
 

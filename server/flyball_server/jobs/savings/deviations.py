@@ -12,12 +12,10 @@ _COUNTED = (DeviationKind.OVERRUN, DeviationKind.CAPPED)
 
 
 _LEFT_OUT = {
-    DeviationKind.CLOCK_LOST: " in which a clock was not held, though neither power nor heat held"
-    " it down: another program set it",
-    DeviationKind.NO_CLOCKS: " in which a rank set no clocks",
-    DeviationKind.UNSETTLED: ", the first after a change of version, or with ranks on several"
-    " versions",
-    DeviationKind.MISSING: " that not all ranks posted",
+    DeviationKind.CLOCK_LOST: "another program set a clock",
+    DeviationKind.NO_CLOCKS: "a rank set no clocks",
+    DeviationKind.UNSETTLED: "the first after a change of version, or with ranks on several",
+    DeviationKind.MISSING: "not all ranks posted them",
 }
 
 
@@ -90,38 +88,39 @@ class DeviationTally:
     def _text(self, kind: DeviationKind, undisturbed: Undisturbed) -> str:
         num_steps, num_events = self.num_steps[kind], self.num_events[kind]
         steps = _counted(num_steps, "step")
-        of_counted = f"in {num_steps} of {_counted(self.num_counted, 'counted step')}"
+        rest = _undisturbed_text(undisturbed)
+        of_counted = f"In {num_steps} of {_counted(self.num_counted, 'counted step')}"
         match kind:
             case DeviationKind.OVERRUN:
                 return (
-                    f"{_counted(num_events, 'overrun')} {of_counted}: a computation took longer"
-                    " than the profile that its GPU is emulated from. Time and energy above"
-                    f" contain them{self._without(undisturbed)}"
+                    f"{of_counted} a computation took longer than its GPU's profile, which is"
+                    f" emulated ({_counted(num_events, 'overrun')}). {rest}"
                 )
             case DeviationKind.CAPPED:
                 return (
-                    f"Power or heat held clocks below the plan's {of_counted}"
-                    f" ({_counted(num_events, 'reading')}). They count, as this is how the GPUs"
-                    f" run{self._without(undisturbed)}"
+                    f"{of_counted} power or heat held a clock below the plan's"
+                    f" ({_counted(num_events, 'reading')}). {rest}"
                 )
             case DeviationKind.UNPLANNED:
                 return (
-                    f"Left out: {steps} with {_counted(num_events, 'instruction')} that the plan"
-                    " does not have; such a step ends at the highest clocks."
+                    f"{steps} left out: {_counted(num_events, 'instruction')} ran that the plan"
+                    " does not have, and the rest at the highest clocks."
                 )
             case _:  # no version runs at default clocks
-                return f"Left out: {steps}{_LEFT_OUT[kind]}."
+                return f"{steps} left out: {_LEFT_OUT[kind]}."
 
-    def _without(self, undisturbed: Undisturbed) -> str:
-        if not undisturbed.num_steps:
-            return ", and no step on the plan is without: they are not the plan's own figures."
-        slowdown, saving = undisturbed.slowdown_percent, undisturbed.saving_percent
-        figures = [
-            *([] if slowdown is None else [f"{_percent(slowdown, '+.2f')} time"]),
-            *([] if saving is None else [f"saves {_percent(saving, '.2f')}"]),
-        ]
-        rest = f"; {_counted(undisturbed.num_steps, 'step')} on the plan had none"
-        return f"{rest}: {', '.join(figures)}." if figures else f"{rest}."
+
+def _undisturbed_text(undisturbed: Undisturbed) -> str:
+    """Return what the figures are without the steps that deviated."""
+    if not undisturbed.num_steps:
+        return "All steps on the plan are such steps, so the figures are not the plan's own."
+    slowdown, saving = undisturbed.slowdown_percent, undisturbed.saving_percent
+    figures = [
+        *([] if slowdown is None else [f"{_percent(slowdown, '+.2f')} time"]),
+        *([] if saving is None else [f"{_percent(saving, '.2f')} less energy"]),
+    ]
+    text = f"The figures count them; {_counted(undisturbed.num_steps, 'other step')} on the plan"
+    return f"{text} had {' and '.join(figures)}." if figures else f"{text} had none."
 
 
 def no_clocks_deviation(num_steps: int) -> tuple[Deviation, ...]:
@@ -135,8 +134,8 @@ def no_clocks_deviation(num_steps: int) -> tuple[Deviation, ...]:
             num_events=num_steps,
             is_counted=True,
             text=(
-                f"{_counted(num_steps, 'step')} ran without a plan, and a rank set no clocks: they"
-                " are in the sum of all steps, and no baseline, since its clocks are not known."
+                f"{_counted(num_steps, 'step')} ran without a plan, and a rank set no clocks: its"
+                " clocks are not known, so these steps are no baseline."
             ),
         ),
     )
@@ -156,10 +155,9 @@ def default_clocks_deviation(
             num_events=num_steps,
             is_counted=True,
             text=(
-                f"{_counted(num_steps, 'step')} ran at default clocks, without a plan"
-                f" ({time_s:.1f} s{energy}): they are in the sum of all steps and in no version's"
-                " figures, but as its baseline where no other steps at the highest clocks are"
-                " nearer."
+                f"{_counted(num_steps, 'step')} ran without a plan, at default clocks"
+                f" ({time_s:.1f} s{energy}). The nearest steps at the highest clocks are a"
+                " version's baseline, so these may be."
             ),
         ),
     )

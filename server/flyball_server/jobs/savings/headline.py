@@ -19,6 +19,7 @@ from flyball_wire.read_models import PredictedIteration
 
 # Change of time in % that is said to be none.
 _SAME_TIME_PERCENT = 0.05
+_NO_CHANGE_IN_TIME = "with no measurable change in time"
 
 
 def headline_of(
@@ -26,13 +27,17 @@ def headline_of(
     predicted: PredictedIteration | None,
     *,
     active_version: int | None,
+    slow_ranks: Sequence[int] = (),
 ) -> Headline | None:
     """Return the measured saving of the newest version with steps, or else the predicted one.
+
+    Time that stragglers add, and not the plan, is said to be theirs.
 
     Args:
         versions: measured savings of the job's versions, rising.
         predicted: prediction for the active version; None: no plan, or one of profiling.
         active_version: newest version with a first step; None: none yet.
+        slow_ranks: stragglers that the active version was planned with, rising.
 
     Returns:
         None: nothing is measured and nothing predicted.
@@ -42,17 +47,56 @@ def headline_of(
     if newest is not None and newest.saving_percent is not None:
         saving, slower = newest.saving_percent, newest.slowdown_percent
         if saving.low is not None and slower is not None and slower.low is not None:
+            is_active = newest.version == active_version
+            theirs = _of_stragglers(newest, predicted) if is_active and slow_ranks else None
             caveats = (*newest.caveats, *_of_another_version(newest.version, active_version))
-            return _headline(saving, slower, is_measured=True, caveats=caveats)
+            if theirs is None or predicted is None:
+                return _headline(saving, slower, is_measured=True, caveats=caveats)
+            return _headline(
+                saving,
+                slower,
+                is_measured=True,
+                caveats=(_since_slow(slow_ranks), *caveats),
+                because=f", {theirs:.1f} % from {ranks_text(slow_ranks)}",
+                costs_time=_predicted_slowdown(predicted) >= _SAME_TIME_PERCENT,
+            )
     if predicted is None:
         return None
-    slower_percent = 100 * (predicted.iteration_time_s / predicted.baseline_iteration_time_s - 1)
     return _headline(
         _exactly(predicted.saving_percent),
-        _exactly(slower_percent),
+        _exactly(_predicted_slowdown(predicted)),
         is_measured=False,
         caveats=_why_predicted(newest),
     )
+
+
+def _predicted_slowdown(predicted: PredictedIteration) -> float:
+    """Return the time that a plan adds to that of the job as it is, stragglers included, %."""
+    return 100 * (predicted.iteration_time_s / predicted.baseline_iteration_time_s - 1)
+
+
+def _of_stragglers(newest: MeasuredSavings, predicted: PredictedIteration | None) -> float | None:
+    """Return the part of a measured slowdown that is the stragglers', in points; None: none is.
+
+    It is theirs where the baseline was measured without them: where the slowdown is nearer to that
+    of plan and stragglers together than to that of the plan alone.
+    """
+    slower = newest.slowdown_percent
+    if predicted is None or slower is None or newest.baseline != BaselineOrigin.APART:
+        return None
+    without_s = predicted.baseline_iteration_time_s - predicted.stragglers_s
+    theirs = 100 * predicted.stragglers_s / without_s
+    alone = _predicted_slowdown(predicted)
+    together = 100 * (predicted.iteration_time_s / without_s - 1)
+    if not _is_told(slower) or abs(slower.mean - together) >= abs(slower.mean - alone):
+        return None
+    return min(theirs, slower.mean)
+
+
+def _since_slow(slow_ranks: Sequence[int]) -> str:
+    were = "was" if len(slow_ranks) == 1 else "were"
+    text = f"{ranks_text(slow_ranks)} {were} not slow yet when the baseline was measured."
+    return text.capitalize()
 
 
 def _exactly(percent: float) -> Estimate:
@@ -60,7 +104,13 @@ def _exactly(percent: float) -> Estimate:
 
 
 def _headline(
-    saving: Estimate, slower: Estimate, *, is_measured: bool, caveats: tuple[str, ...]
+    saving: Estimate,
+    slower: Estimate,
+    *,
+    is_measured: bool,
+    caveats: tuple[str, ...],
+    because: str = "",
+    costs_time: bool = True,
 ) -> Headline:
     energy_text = (
         f"{_change(scaled(saving, -1))} energy{_bounds(saving)}"
@@ -70,12 +120,15 @@ def _headline(
     time_text = _time_text(slower)
     tone = HeadlineTone.NONE
     if _is_change(saving):
-        is_slower = _is_change(slower) and slower.mean >= _SAME_TIME_PERCENT
+        is_slower = costs_time and _is_change(slower) and slower.mean >= _SAME_TIME_PERCENT
         gain = HeadlineTone.TRADE if is_slower else HeadlineTone.GAIN
         tone = gain if saving.mean > 0 else HeadlineTone.LOSS
+    text = f"{energy_text} {time_text}{_bounds(slower) if _is_told(slower) else ''}{because}"
+    if not _is_change(saving) and time_text == _NO_CHANGE_IN_TIME:
+        text = "no measurable change in energy or time"
     return Headline(
-        text=f"{energy_text} {time_text}{_bounds(slower) if _is_told(slower) else ''}",
-        time_text=time_text,
+        text=text,
+        time_text=time_text + because,
         tone=tone,
         is_measured=is_measured,
         caveats=caveats,
@@ -96,7 +149,7 @@ def _time_text(slower: Estimate) -> str:
         return f"{'at' if slower.mean > 0 else 'in'} {_change(slower)} time"
     if max(abs(slower.low or 0.0), abs(slower.high or 0.0)) < _SAME_TIME_PERCENT:
         return "in the same time"
-    return "at no measurable change in time"
+    return _NO_CHANGE_IN_TIME
 
 
 def _change(percent: Estimate) -> str:
@@ -113,8 +166,8 @@ def _of_another_version(version: int, active_version: int | None) -> tuple[str, 
     if active_version is None or active_version == version:
         return ()
     return (
-        f"Measured on version {version}; version {active_version}, which is active now, has no"
-        " counted steps yet.",
+        f"Measured on version {version}; version {active_version}, in force now, has no counted"
+        " steps yet.",
     )
 
 
@@ -124,7 +177,7 @@ def _why_predicted(newest: MeasuredSavings | None) -> tuple[str, ...]:
     if newest.saving_percent is not None:
         return ("Too few steps have been measured to tell the real saving.",)
     if newest.baseline == BaselineOrigin.ITSELF:
-        return ("The active version runs at the highest clocks only, as a baseline.",)
+        return ("The plan in force is the baseline: all of its clocks are the highest.",)
     if newest.baseline == BaselineOrigin.NONE:
         return ("No step at the highest clocks was measured: the real saving is not known.",)
     return ("A rank cannot read the energy of its GPU: the real saving is not known.",)
@@ -145,18 +198,17 @@ def caveats_of(
         gpu_changes: GPUs that were replaced during the job.
         is_at_default_clocks: true if the baseline ran without a plan.
     """
-    ran = " ran without a plan, at default clocks, and" if is_at_default_clocks else ""
+    ran = ", at default clocks" if is_at_default_clocks else ""
     caveats = [
-        f"The baseline, steps {baseline.first_step} to {baseline.last_step},{ran} is of another"
-        f" time{_distance(on_plan, baseline)}: what changed in between counts as saving."
+        f"The baseline was measured at another time: steps {baseline.first_step} to"
+        f" {baseline.last_step}{ran}{_distance(on_plan, baseline)}. What changed in between counts"
+        " as saving."
     ]
     changed = _changes_between(on_plan, baseline, gpu_changes)
     if changed:
         ranks = ranks_text(sorted({change.rank for change in changed}))
         step = min(change.after_step for change in changed)
-        caveats.append(
-            f"The baseline ran on other GPUs: {ranks} got another one after step {step}."
-        )
+        caveats.append(f"The baseline ran on other GPUs: {ranks} got a new one after step {step}.")
     return (*caveats, *scope_caveats(on_plan, baseline, gpu_changes))
 
 
@@ -167,8 +219,8 @@ def scope_caveats(
     if not is_across_scopes(on_plan, baseline, gpu_changes):
         return ()
     return (
-        "Energies are not compared: the counters of some of these GPUs count whole modules, those"
-        " of others the GPU alone.",
+        "Energies are not compared: some of these GPUs count that of their whole module, others"
+        " that of the GPU alone.",
     )
 
 

@@ -86,14 +86,11 @@ def wanted(
     inputs = planning_inputs(findings, now)
     try:
         plan = plan_to_solve(job.spec, profile, gpu_table, findings, inputs)
-        slowdowns = planned_slowdowns(inputs, ranks)
+        plan = with_slowdowns(plan, inputs, ranks)
     except (InvalidFieldError, PipelineError) as error:
         message = error.problem if isinstance(error, InvalidFieldError) else error.message
         problem = (error.field, message)
         return Wanted(purpose=Purpose.PLAN, problem=problem, changes_in_s=changes_in_s)
-    if slowdowns:
-        num_pipelines = 1 + max((rank.dp_rank for rank in ranks), default=0)
-        plan = replace(plan, slowdowns=slowdowns, num_pipelines=num_pipelines)
     quick = plan.with_options(effort=Effort.LOW)
     is_searched = job.spec.policy == Policy.FRONTIER and job.spec.effort != Effort.LOW
     is_hurried = is_searched and (
@@ -143,6 +140,17 @@ def has_same_slowdowns(one: PlanningInputs, other: PlanningInputs) -> bool:
         for inputs in (one, other)
     ]
     return factors[0] == factors[1] and one.stage_slowdowns == other.stage_slowdowns
+
+
+def with_slowdowns(
+    plan: PlanToSolve, inputs: PlanningInputs, ranks: Sequence[RankRecord]
+) -> PlanToSolve:
+    """Return the request with the slowdown factors of its inputs."""
+    slowdowns = planned_slowdowns(inputs, ranks)
+    if not slowdowns:
+        return plan
+    num_pipelines = 1 + max((rank.dp_rank for rank in ranks), default=0)
+    return replace(plan, slowdowns=slowdowns, num_pipelines=num_pipelines)
 
 
 def planned_slowdowns(inputs: PlanningInputs, ranks: Sequence[RankRecord]) -> tuple[Slowdown, ...]:

@@ -323,6 +323,8 @@ def _account(prediction: Prediction) -> dict[str, Any]:
         account["saving_sources"] = asdict(prediction.saving_sources)
     if prediction.late_changes_j:
         account["late_changes_j"] = prediction.late_changes_j
+    if prediction.stragglers_s:
+        account["stragglers_s"] = prediction.stragglers_s
     if prediction.stages:
         account["stage_predictions"] = [asdict(stage) for stage in prediction.stages]
     return account
@@ -365,6 +367,7 @@ def _prediction_of(fields: dict[str, Any]) -> Prediction:
         if sources is None
         else _part_of(SavingSources, sources, "saving_sources"),
         late_changes_j=finite_of(fields.get("late_changes_j", 0.0), "late_changes_j"),
+        stragglers_s=finite_of(fields.get("stragglers_s", 0.0), "stragglers_s"),
         stages=_parts_of(StagePrediction, fields, "stage_predictions"),
     )
 

@@ -11,13 +11,15 @@ A GPU that takes f times as long does so at the same power: its energies are f t
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from flyball_profiles.stage_profile import OperatingPoint, ProfileError
 from flyball_server.planning.data_parallel import plan_models
 from flyball_server.planning.errors import PlanningError
+from flyball_server.planning.frontier_curve import frontier_of_models
 from flyball_server.planning.model.pipeline_model import PipelineModel
+from flyball_server.planning.model.simulator import time_and_energy
 from flyball_server.planning.planner import (
     BUILDING,
     SEARCHING,
@@ -29,6 +31,7 @@ from flyball_server.planning.planner import (
     simulated_choice,
 )
 from flyball_wire.plans.plan import Plan, Slowdown
+from flyball_wire.read_models import Frontier
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,24 +88,56 @@ def make_slowed_plan(slowed: SlowedRequest, report: PhaseReport = lambda _: None
     report(BUILDING)
     request = slowed.request
     model = model_of_request(request)
+    models = _class_models(model, classes)
     if len(classes) == 1:
-        model = slowed_model(model, *classes, share=1.0)
         report(SEARCHING)
-        plan = simulated_choice(request, [model], choose_clocks(request, model)).plan
+        plan = simulated_choice(request, models, choose_clocks(request, *models)).plan
     else:
-        models = [
-            slowed_model(model, slowdowns, share=len(dp_ranks) / slowed.num_pipelines)
-            for slowdowns, dp_ranks in classes.items()
-        ]
         plan = plan_models(request, models, report, dp_ranks=tuple(classes.values())).plan
+    drifted = slowed_model(model, _without_stragglers(slowed), share=1.0)
+    without_s, _ = time_and_energy(drifted, drifted.baseline())
+    stragglers_s = max(0.0, plan.predicted.baseline_iteration_time_s - without_s)
     return replace(
         plan,
+        prediction=replace(plan.predicted, stragglers_s=stragglers_s),
         blocking_power_w=model.blocking_power_w * len(classes),
         pipelines=tuple(
             replace(pipeline, slowdowns=of_class)
             for pipeline, of_class in zip(plan.pipelines, classes, strict=True)
         ),
     )
+
+
+def _without_stragglers(slowed: SlowedRequest) -> list[Slowdown]:
+    """Return the drifts; of a single pipeline, one of a straggler's stage is the straggler's."""
+    theirs = {
+        each.stage
+        for each in slowed.slowdowns
+        if each.dp_rank is not None and slowed.num_pipelines == 1
+    }
+    return [each for each in slowed.slowdowns if each.dp_rank is None and each.stage not in theirs]
+
+
+def make_slowed_frontier(slowed: SlowedRequest, num_points: int) -> Frontier:
+    """Return the whole frontier for these slowdowns, as `make_frontier` does.
+
+    Raises:
+        PlanningError: a part of the request cannot be used; names its field.
+    """
+    model = model_of_request(slowed.request)
+    classes = slowdown_classes(slowed.slowdowns, slowed.num_pipelines)
+    return frontier_of_models(slowed.request, _class_models(model, classes), num_points)
+
+
+def _class_models(
+    model: PipelineModel, classes: Mapping[tuple[Slowdown, ...], tuple[int, ...]]
+) -> list[PipelineModel]:
+    """Return the model of each class of pipelines; a single class stands for all ranks."""
+    num_pipelines = sum(map(len, classes.values()))
+    return [
+        slowed_model(model, slowdowns, share=len(dp_ranks) / num_pipelines)
+        for slowdowns, dp_ranks in classes.items()
+    ]
 
 
 def slowdown_classes(
