@@ -135,4 +135,6 @@ def installed_engine(folder: Path) -> Iterator[Engine]:
     finally:
         process.terminate()  # and its containerd with it
         process.wait(PATIENCE_S)
+        # Of containers on the host's network; it would keep the folder from being removed.
+        subprocess.run(("umount", folder / "exec-root/netns/default"), check=False)
         shutil.rmtree(folder / "data-root", ignore_errors=True)

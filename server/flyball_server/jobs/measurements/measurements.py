@@ -128,6 +128,8 @@ def _store_together(
             stored.append(len(newest))
         if steps:
             _save_steps(services, writer, ranks, steps, details)
+        else:
+            _save_details(writer, job_id, tuple(details.values()))
         writer.note_clocks(job_id, no_clocks)
         is_changed = writer.note_conditions(job_id, conditions)
         job = ranks.job
