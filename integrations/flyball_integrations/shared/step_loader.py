@@ -8,6 +8,7 @@ import logging
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from itertools import islice
 from numbers import Integral, Real
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar, cast
@@ -151,6 +152,7 @@ class StepLoader(Generic[B]):
         self._gives_lists = gives_lists and num_batches is not None
         self._position = _Position(loader)
         self._is_broken = False
+        self._pass: object = None
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - the loader's
         if name.startswith("__") or name == "_loader":  # as a copy looks for them
@@ -162,15 +164,26 @@ class StepLoader(Generic[B]):
         return math.ceil(size / self._num_batches) if self._gives_lists else size
 
     def __iter__(self) -> Iterator[Any]:
+        self._pass = own = object()
         self._position.release()
-        batches = iter(self._loader)
+        try:
+            yield from self._steps(iter(self._loader))
+        except GeneratorExit:  # the loop was left
+            if self._pass is own:
+                self._position.watch()
+            raise
+
+    def _steps(self, batches: Iterator[B]) -> Iterator[Any]:
+        """Yield what each step of a pass is given."""
         ahead = self._read(batches)
         announced: int | None = None
         while ahead:
             now, failed = ahead, None
             announcer = self._find_announcer()
             looks_ahead = announcer is not None and self._position.hold()
-            if announcer is not None and looks_ahead:
+            if not looks_ahead:
+                self._position.release()
+            elif announcer is not None:
                 step = announcer.next_step
                 if step != announced:
                     self._announce(announcer, now, step)
@@ -246,7 +259,10 @@ class _Batches(list[Any]):
 
 
 class _Position:
-    """Position of a loader as it was before a step was read ahead."""
+    """Position of a loader as it was before a step was read ahead.
+
+    A loader shows at most one, that of its newest pass.
+    """
 
     def __init__(self, loader: object) -> None:
         self._loader = loader
@@ -254,6 +270,8 @@ class _Position:
         self._overrides = Overrides()
         self._state: object = None
         self._iterator: object = None
+        # The loader's own one as the loop was left, if it is watched.
+        self._own: object = None
         self.captured: object = None
         self._can_be_held = True
 
@@ -294,14 +312,39 @@ class _Position:
                 self._overrides.set(loader, "load_state_dict", self._load_state_dict)
 
     def release(self) -> None:
-        """Let the loader have its own position."""
+        """Let the loader have its own position, whichever pass has overridden it."""
+        override = getattr(self._loader, "__dict__", {}).get("state_dict")
+        shown = getattr(override, "__self__", None)
+        if isinstance(shown, _Position) and shown is not self:
+            shown.release()
         self._overrides.remove()
-        self._state = None
+        self._state = self._own = None
+
+    def watch(self) -> None:
+        """Let the loader have its own position again as soon as that changes.
+
+        For a loop that was left: another pass may then begin without this class.
+        """
+        override = getattr(self._loader, "__dict__", {}).get("state_dict")
+        if getattr(override, "__self__", None) is self:
+            with suppress(Exception):  # as at the end of the process
+                self._own = copy.deepcopy(self._own_state())
+
+    def _own_state(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - the loader's
+        state = self._state
+        self._overrides.remove()
+        try:
+            return cast("Any", self._loader).state_dict(*args, **kwargs)
+        finally:
+            self.show(state)
 
     def _state_dict(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - the loader's
         loader: Any = self._loader
         # torch's loaders: another iterator, and so another pass that was begun without this class.
-        if vars(loader).get("_iterator") is self._iterator:
+        has_moved = vars(loader).get("_iterator") is not self._iterator
+        if not has_moved and self._own is not None:
+            has_moved = _differ(self._own, self._own_state(*args, **kwargs))
+        if not has_moved:
             return copy.deepcopy(self._state)
         self.release()
         return loader.state_dict(*args, **kwargs)
@@ -309,6 +352,22 @@ class _Position:
     def _load_state_dict(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as above
         self.release()
         return cast("Any", self._loader).load_state_dict(*args, **kwargs)
+
+
+def _differ(first: object, second: object) -> bool:
+    """Return whether states differ for certain, as their plain values and tensors tell."""
+    if isinstance(first, dict) and isinstance(second, dict):
+        return first.keys() != second.keys() or any(
+            _differ(value, second[key]) for key, value in first.items()
+        )
+    if isinstance(first, list | tuple) and isinstance(second, list | tuple):
+        return len(first) != len(second) or any(map(_differ, first, second))
+    if isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor):
+        return not torch.equal(first, second)
+    plain = (str, bytes, int, float)
+    if not isinstance(first, plain) or not isinstance(second, plain):
+        return False
+    return repr(first) != repr(second)  # not-a-number is like itself
 
 
 class MicrobatchReader(Generic[B]):
@@ -339,6 +398,7 @@ class MicrobatchReader(Generic[B]):
         self._announcer = announcer
         self._num_microbatches = num_microbatches
         self._position = _Position(loader)
+        self._position.release()
         # Each with the loader's position before it.
         self._ahead: deque[tuple[object, B]] = deque()
         self._next_step: int | None = None

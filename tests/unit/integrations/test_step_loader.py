@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -179,6 +180,74 @@ def test_an_iterator_of_torch_that_this_class_did_not_begin_has_its_own_position
     assert loader.state_dict()["next"] == 1
     next(iter(loader))
     assert loader.state_dict()["next"] == 3
+
+
+class Restarted(Positioned):
+    """Begins anew in each pass, as most loaders."""
+
+    def __iter__(self) -> Iterator[int]:
+        self.state = {"next": 0, "epoch": self.state["epoch"] + 1}
+        while self.state["next"] < self.size:
+            self.state["next"] += 1
+            yield self.state["next"] - 1
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_loop_that_was_left_does_not_hide_the_position_of_later_ones(fails: bool) -> None:
+    loader, announced = Restarted(9), Announced()
+
+    def train_two(batches: Any) -> None:  # noqa: ANN401
+        for number in batches:
+            announced.train()
+            if number == 1 and fails:
+                raise ArithmeticError
+            if number == 1:
+                break
+
+    for epoch in (1, 2, 3):
+        # Made anew for each epoch, as in the docs.
+        with suppress(ArithmeticError):
+            train_two(looked_ahead(loader, announced))
+        assert loader.state_dict() == {"next": 2, "epoch": epoch}
+        assert loader.state["next"] == 3
+    # A pass without this class.
+    batches = iter(loader)
+    assert [next(batches) for _ in range(5)] == [0, 1, 2, 3, 4]
+    assert loader.state_dict() == {"next": 5, "epoch": 4}
+    assert "state_dict" not in vars(loader)
+
+
+def test_a_reader_made_anew_shows_its_own_position() -> None:
+    loader, announced = Restarted(99), Announced()
+    for epoch in (1, 2, 3):
+        announced.train()
+        reader: MicrobatchReader[int] = MicrobatchReader(
+            loader, lengths=int, announcer=announced, num_microbatches=lambda: 2
+        )
+        assert [next(reader), next(reader)] == [0, 1]
+        assert loader.state_dict() == {"next": 2, "epoch": epoch}
+
+
+def test_a_pass_that_is_left_later_does_not_disturb_the_present_one() -> None:
+    loader, announced = Restarted(9), Announced()
+    steps = looked_ahead(loader, announced)
+    earlier = iter(steps)
+    next(earlier)
+    present = iter(steps)
+    next(present)
+    earlier.close()  # type: ignore[attr-defined]
+    next(present)
+    assert loader.state_dict() == {"next": 2, "epoch": 2}
+
+
+def test_a_loader_that_is_read_on_after_a_detach_has_its_own_position() -> None:
+    loader, announcers = Restarted(9), [Announced(), None, None]
+    steps = StepLoader(
+        loader, lengths=lambda number: [number], find_announcer=lambda: announcers.pop(0)
+    )
+    batches = iter(steps)
+    assert (next(batches), next(batches), next(batches)) == (0, 1, 2)
+    assert loader.state_dict() == {"next": 3, "epoch": 1}
 
 
 def test_an_exception_of_the_loader_comes_in_its_own_step() -> None:
