@@ -9,6 +9,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from itertools import islice
 from numbers import Integral, Real
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar, cast
@@ -125,6 +126,7 @@ class StepLoader(Generic[B]):
 
     Items and their order are the loader's. `state_dict`, the loader's own too, is that before what
     was read ahead. A pass reads nothing of the next one. All other attributes are the loader's.
+    A pass of an iterator begins with what was read ahead as the one before it was left.
 
     Args:
         loader: of batches.
@@ -152,7 +154,7 @@ class StepLoader(Generic[B]):
         self._gives_lists = gives_lists and num_batches is not None
         self._position = _Position(loader)
         self._is_broken = False
-        self._pass: object = None
+        self._pass: _Pass[B] = _Pass()
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - the loader's
         if name.startswith("__") or name == "_loader":  # as a copy looks for them
@@ -164,21 +166,29 @@ class StepLoader(Generic[B]):
         return math.ceil(size / self._num_batches) if self._gives_lists else size
 
     def __iter__(self) -> Iterator[Any]:
-        self._pass = own = object()
-        self._position.release()
+        batches = iter(self._loader)
+        is_iterator = cast("object", batches) is self._loader
+        goes_on = is_iterator and not self._position.is_lost
+        if not goes_on or not (self._pass.now or self._pass.ahead):
+            self._position.release()
+        own = self._pass = self._pass.go_on() if goes_on else _Pass()
         try:
-            yield from self._steps(iter(self._loader))
+            yield from self._steps(own, batches)
         except GeneratorExit:  # the loop was left
-            if self._pass is own:
+            if self._pass is own and not is_iterator:
                 self._position.watch()
+                self._pass = _Pass()
             raise
 
-    def _steps(self, batches: Iterator[B]) -> Iterator[Any]:
+    def _steps(self, own: _Pass[B], batches: Iterator[B]) -> Iterator[Any]:
         """Yield what each step of a pass is given."""
-        ahead = self._read(batches)
         announced: int | None = None
-        while ahead:
-            now, failed = ahead, None
+        yield from self._given(own.now)
+        if not own.ahead and own.failed is None:
+            own.ahead = self._read(batches)
+        while own.ahead:
+            own.now, own.ahead = own.ahead, deque()
+            is_last = own.now[-1].is_last
             announcer = self._find_announcer()
             looks_ahead = announcer is not None and self._position.hold()
             if not looks_ahead:
@@ -186,42 +196,48 @@ class StepLoader(Generic[B]):
             elif announcer is not None:
                 step = announcer.next_step
                 if step != announced:
-                    self._announce(announcer, now, step)
+                    self._announce(announcer, own.now, step)
                 try:
-                    ahead = self._read(batches) if not now[-1].is_last else []
+                    own.ahead = deque() if is_last else self._read(batches)
                 except Exception as error:  # of the next step, and raised there
-                    failed = error
+                    own.failed = error
                 announced = step + 1
-                if ahead and failed is None:
-                    self._announce(announcer, ahead, announced)
-            yield from self._given(now)
-            if failed is not None:
-                self._position.release()
-                raise failed
-            if not looks_ahead or now[-1].is_last:
-                ahead, announced = self._read(batches), None
+                if own.ahead:
+                    self._announce(announcer, own.ahead, announced)
+            yield from self._given(own.now)
+            if own.failed is None and (not looks_ahead or is_last):
+                own.ahead, announced = self._read(batches), None
         self._position.release()
+        failed, own.failed = own.failed, None
+        if failed is not None:
+            raise failed
 
-    def _read(self, batches: Iterator[B]) -> list[_Read[B]]:
-        found: list[_Read[B]] = []
+    def _read(self, batches: Iterator[B]) -> deque[_Read[B]]:
+        found: deque[_Read[B]] = deque()
         for batch in islice(batches, self._num_batches):
             found.append(_Read(batch, bool(getattr(self._loader, _IS_LAST, False))))
             if found[-1].is_last:
                 break
         return found
 
-    def _given(self, now: Sequence[_Read[B]]) -> Iterator[Any]:
-        """Yield what a step is given, with accelerate's loader where it would be."""
-        given: Iterable[B] = [each.batch for each in now]
-        if hasattr(self._loader, _IS_LAST):
-            setattr(self._loader, _IS_LAST, now[0].is_last)
-            given = _Batches(self._loader, now)
-        if self._gives_lists:
-            yield given
-        else:
-            yield from given
+    def _given(self, now: deque[_Read[B]]) -> Iterator[Any]:
+        """Yield what a step is given, with accelerate's loader where it would be.
 
-    def _announce(self, announcer: StepAnnouncer, batches: Sequence[_Read[B]], step: int) -> None:
+        Args:
+            now: batches of the step, of which those that were given are removed.
+        """
+        is_prepared = hasattr(self._loader, _IS_LAST)
+        while now:
+            if is_prepared:
+                setattr(self._loader, _IS_LAST, now[0].is_last)
+            if self._gives_lists:
+                read = list(now)
+                now.clear()
+                yield _Batches(self._loader, read) if is_prepared else [each.batch for each in read]
+            else:
+                yield now.popleft().batch
+
+    def _announce(self, announcer: StepAnnouncer, batches: Iterable[_Read[B]], step: int) -> None:
         if self._is_broken:
             return
         try:
@@ -239,6 +255,20 @@ class _Read(NamedTuple, Generic[B]):
     batch: B
     #: Whether accelerate's loader knows that it is the last one.
     is_last: bool
+
+
+@dataclass
+class _Pass(Generic[B]):
+    """What a pass has read and not given yet."""
+
+    now: deque[_Read[B]] = field(default_factory=deque)
+    ahead: deque[_Read[B]] = field(default_factory=deque)
+    #: Raised by the loader for the step that follows.
+    failed: Exception | None = None
+
+    def go_on(self) -> _Pass[B]:
+        """Return a pass that begins with what is left of this one."""
+        return _Pass(self.now, self.ahead, self.failed)
 
 
 class _Batches(list[Any]):
@@ -274,6 +304,8 @@ class _Position:
         self._own: object = None
         self.captured: object = None
         self._can_be_held = True
+        #: Whether the loader has gone somewhere else since this position was kept.
+        self.is_lost = False
 
     def hold(self) -> bool:
         """Keep the position as it is now; return whether that was possible."""
@@ -305,7 +337,7 @@ class _Position:
         """Let the loader have a position that was captured."""
         loader: Any = self._loader
         self._overrides.remove()
-        self._state = state
+        self._state, self.is_lost = state, False
         if self._is_stateful:
             self._overrides.set(loader, "state_dict", self._state_dict)
             if callable(getattr(loader, "load_state_dict", None)):
@@ -316,9 +348,14 @@ class _Position:
         override = getattr(self._loader, "__dict__", {}).get("state_dict")
         shown = getattr(override, "__self__", None)
         if isinstance(shown, _Position) and shown is not self:
-            shown.release()
+            shown.lose()
         self._overrides.remove()
-        self._state = self._own = None
+        self._state, self._own, self.is_lost = None, None, False
+
+    def lose(self) -> None:
+        """Let the loader have its own position, which what was read ahead does not follow."""
+        self.release()
+        self.is_lost = True
 
     def watch(self) -> None:
         """Let the loader have its own position again as soon as that changes.
@@ -346,11 +383,11 @@ class _Position:
             has_moved = _differ(self._own, self._own_state(*args, **kwargs))
         if not has_moved:
             return copy.deepcopy(self._state)
-        self.release()
+        self.lose()
         return loader.state_dict(*args, **kwargs)
 
     def _load_state_dict(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as above
-        self.release()
+        self.lose()
         return cast("Any", self._loader).load_state_dict(*args, **kwargs)
 
 

@@ -250,6 +250,72 @@ def test_a_loader_that_is_read_on_after_a_detach_has_its_own_position() -> None:
     assert loader.state_dict() == {"next": 3, "epoch": 1}
 
 
+class Stream(Positioned):
+    """An iterator: each pass goes on where the one before it was left."""
+
+    def __iter__(self) -> Iterator[int]:
+        return self
+
+    def __next__(self) -> int:
+        number = self.state["next"]
+        if number == self.fails_at:
+            raise OSError("this file is broken")
+        if number >= self.size:
+            raise StopIteration
+        self.state["next"] += 1
+        return number
+
+
+@given(
+    st.integers(0, 9),
+    st.lists(st.integers(1, 5), max_size=5),  # items taken in each pass that is left
+    st.integers(1, 3),
+    st.booleans(),
+    st.booleans(),
+)
+def test_an_iterator_goes_on_with_what_was_read_ahead(
+    size: int, passes: list[int], num_batches: int, gives_lists: bool, is_announced: bool
+) -> None:
+    announced, stream, found = Announced(), Stream(size), list[int]()
+    steps = StepLoader(
+        stream,
+        lengths=lambda number: [number],
+        find_announcer=lambda: announced if is_announced else None,
+        num_batches=num_batches,
+        gives_lists=gives_lists,
+    )
+    for num_taken in (*passes, size + 1):
+        for taken, item in enumerate(steps, 1):
+            found += item if isinstance(item, list) else [item]
+            announced.train()
+            if len(found) % num_batches == 0:
+                assert stream.state_dict()["next"] == len(found)
+            if taken == num_taken:
+                break
+    assert found == list(range(size))
+    assert stream.state_dict() is stream.state
+    # Plain iterators too, which have no position.
+    plain, found = looked_ahead(iter(range(size)), announced), []
+    for num_taken in (*passes, size + 1):
+        found += list(itertools.islice(plain, num_taken))
+    assert found == list(range(size))
+
+
+def test_an_iterator_that_was_set_elsewhere_begins_there() -> None:
+    stream, announced = Stream(9), Announced()
+    steps = looked_ahead(stream, announced)
+    assert next(iter(steps)) == 0
+    stream.load_state_dict({"next": 6, "epoch": 0})
+    assert list(steps) == [6, 7, 8]
+
+
+def test_an_iterators_exception_outlives_the_loop_that_was_left_before_it() -> None:
+    steps = looked_ahead(Stream(9, fails_at=1), Announced())
+    assert next(iter(steps)) == 0
+    with pytest.raises(OSError, match="this file is broken"):
+        next(iter(steps))
+
+
 def test_an_exception_of_the_loader_comes_in_its_own_step() -> None:
     loader, announced, items = Positioned(4, fails_at=2), Announced(), []
     with pytest.raises(OSError, match="this file is broken"):
