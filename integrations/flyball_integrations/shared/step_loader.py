@@ -190,7 +190,7 @@ class StepLoader(Generic[B]):
             own.now, own.ahead = own.ahead, deque()
             is_last = own.now[-1].is_last
             announcer = self._find_announcer()
-            looks_ahead = announcer is not None and self._position.hold()
+            looks_ahead = announcer is not None and not self._is_broken and self._position.hold()
             if not looks_ahead:
                 self._position.release()
             elif announcer is not None:
@@ -238,7 +238,7 @@ class StepLoader(Generic[B]):
                 yield now.popleft().batch
 
     def _announce(self, announcer: StepAnnouncer, batches: Iterable[_Read[B]], step: int) -> None:
-        if self._is_broken:
+        if self._is_broken:  # since this step's own lengths
             return
         try:
             work = [self._lengths(each.batch) for each in batches]
@@ -411,7 +411,9 @@ class MicrobatchReader(Generic[B]):
     """Microbatches of a loader, those of the next step read and announced as a step begins.
 
     An iterator for frameworks that read a step's microbatches one by one, within the step. The
-    loader's `state_dict` is that before what was read ahead.
+    loader's `state_dict` is that before what was read ahead, and within a step that before the
+    step: one copy is made for each. Where a step has fewer microbatches than the one before, it is
+    that of an earlier step until those read ahead are taken.
 
     Args:
         loader: of microbatches, of all steps.
@@ -436,8 +438,10 @@ class MicrobatchReader(Generic[B]):
         self._num_microbatches = num_microbatches
         self._position = _Position(loader)
         self._position.release()
-        # Each with the loader's position before it.
-        self._ahead: deque[tuple[object, B]] = deque()
+        self._ahead: deque[B] = deque()
+        self._num_taken = 0
+        # The loader's position after so many, at ends of steps: the newest that was reached, first.
+        self._positions: deque[tuple[int, object]] = deque()
         self._next_step: int | None = None
         self._failed: Exception | None = None
         self._is_broken = False
@@ -447,11 +451,12 @@ class MicrobatchReader(Generic[B]):
 
     def __next__(self) -> B:
         step = self._announcer.next_step
-        if step != self._next_step:
+        if step != self._next_step and not self._is_broken:
             self._next_step = step
             self._read_ahead(step)
         if self._ahead:
-            _, batch = self._ahead.popleft()
+            batch = self._ahead.popleft()
+            self._num_taken += 1
             self._show_position()
             return batch
         failed, self._failed = self._failed, None
@@ -462,32 +467,51 @@ class MicrobatchReader(Generic[B]):
     def _read_ahead(self, step: int) -> None:
         """Read what is left of this step, and the next one's, whose number is given."""
         number = self._num_microbatches()
-        if self._read_to(2 * number) and not self._is_broken:
-            try:
-                work = [
-                    read_lengths(self._lengths(batch)) for _, batch in list(self._ahead)[number:]
-                ]
-            except Exception as error:
-                self._is_broken = True
-                _logger.warning("steps are no longer announced: lengths: %s", error)
-            else:
-                self._announcer.announce(work, step)
+        if not self._read_to(2 * number, ends=number):
+            return
+        try:
+            work = [
+                read_lengths(self._lengths(batch)) for batch in islice(self._ahead, number, None)
+            ]
+        except Exception as error:
+            self._is_broken = True
+            _logger.warning("steps are no longer announced: lengths: %s", error)
+        else:
+            self._announcer.announce(work, step)
 
-    def _read_to(self, number: int) -> bool:
-        """Read until so many are ahead; return whether there are."""
-        while len(self._ahead) < number and self._failed is None and self._position.capture():
+    def _read_to(self, number: int, *, ends: int) -> bool:
+        """Read until so many are ahead; return whether there are.
+
+        Args:
+            number: to be ahead.
+            ends: number of those that are left of this step.
+        """
+        is_first = True
+        while len(self._ahead) < number and self._failed is None:
+            if is_first or len(self._ahead) == ends:
+                if not self._position.capture():
+                    break
+                self._positions.append(
+                    (self._num_taken + len(self._ahead), self._position.captured)
+                )
+                is_first = False
             try:
-                self._ahead.append((self._position.captured, next(self._batches)))
+                self._ahead.append(next(self._batches))
             except StopIteration:
                 break
             except Exception as error:  # of the microbatch, and raised there
                 self._failed = error
-        self._show_position()
+        self._show_position(is_new=True)
         return len(self._ahead) == number
 
-    def _show_position(self) -> None:
-        """Let the loader be where it was before the first microbatch that is not taken."""
-        if self._ahead:
-            self._position.show(self._ahead[0][0])
-        else:
+    def _show_position(self, *, is_new: bool = False) -> None:
+        """Let the loader be where it was at the newest end of a step that was reached."""
+        if not self._ahead:
+            self._positions.clear()
             self._position.release()
+            return
+        while len(self._positions) > 1 and self._positions[1][0] <= self._num_taken:
+            self._positions.popleft()
+            is_new = True
+        if is_new and self._positions:
+            self._position.show(self._positions[0][1])

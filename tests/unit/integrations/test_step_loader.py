@@ -439,14 +439,17 @@ def test_microbatches_are_read_within_steps_and_those_of_the_next_one_announced(
         loader, lengths=int, announcer=announced, num_microbatches=lambda: numbers[step]
     )
     works = {}
-    for step, number in enumerate(numbers):  # noqa: B007 - read above
+    for step, number in enumerate(numbers):
         announced.train()  # as the step begins, the next one is the one after it
         read = list(itertools.islice(reader, number))
         works[announced.next_step - 1] = [[each] for each in read]
         found += read
         if len(read) < number:
             break
-        assert loader.state_dict()["next"] % size == len(found) % size
+        if number >= max(numbers[: step + 1]):
+            assert loader.state_dict()["next"] % size == len(found) % size
+        else:  # what is read ahead is of a longer step
+            assert loader.state_dict()["next"] % size <= len(found)
     assert found == list(range(size))[: len(found)]
     assert len(found) == min(size, sum(numbers[: step + 1]))
     # Of steps with as many microbatches as the one before.
@@ -455,6 +458,63 @@ def test_microbatches_are_read_within_steps_and_those_of_the_next_one_announced(
             works.get(announced_step, work)[: len(work)]
             == work[: len(works.get(announced_step, work))]
         )
+
+
+class Counted(Positioned):
+    """Counts copies of its position."""
+
+    num_copies = 0
+
+    def state_dict(self) -> dict[str, int]:
+        self.num_copies += 1
+        return self.state
+
+
+def test_a_step_takes_one_copy_of_the_position_and_none_once_lengths_have_failed() -> None:
+    loader, announced = Counted(99), Announced()
+    reader: MicrobatchReader[int] = MicrobatchReader(
+        loader,
+        lengths=lambda number: None if number == 24 else [1],
+        announcer=announced,
+        num_microbatches=lambda: 4,
+    )
+    copies, positions, num_read = [], [], []
+    for step in range(1, 9):
+        announced.train()
+        before = loader.num_copies
+        assert [next(reader) for _ in range(4)] == list(range(4 * step - 4, 4 * step))
+        copies.append(loader.num_copies - before)
+        num_read.append(loader.state["next"])
+        positions.append(loader.state_dict()["next"])
+    # Of the first step also that before it; microbatch 24 is read in the sixth.
+    assert copies == [2, 1, 1, 1, 1, 1, 0, 0]
+    assert num_read == [8, 12, 16, 20, 24, 28, 28, 32]
+    assert positions == [4, 8, 12, 16, 20, 24, 28, 32]
+
+
+def test_a_position_asked_for_within_a_step_is_that_before_the_step() -> None:
+    loader, announced, positions = Positioned(9), Announced(), []
+    reader: MicrobatchReader[int] = MicrobatchReader(
+        loader, lengths=int, announcer=announced, num_microbatches=lambda: 2
+    )
+    for _ in range(3):
+        announced.train()
+        for _ in range(2):
+            next(reader)
+            positions.append(loader.state_dict()["next"])
+    assert positions == [0, 2, 2, 4, 4, 6]
+
+
+def test_nothing_is_read_ahead_once_lengths_have_failed() -> None:
+    loader, announced, num_read = Counted(6), Announced(), []
+    steps = StepLoader(
+        loader, lengths=lambda number: 1 / (number - 2), find_announcer=lambda: announced
+    )
+    for number in steps:
+        announced.train()
+        num_read.append(loader.state["next"])
+        assert loader.state_dict()["next"] == number + 1
+    assert num_read == [2, 3, 3, 4, 5, 6]
 
 
 def test_an_exception_of_the_loader_comes_with_its_microbatch(
