@@ -7,7 +7,7 @@ import itertools
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
@@ -87,7 +87,7 @@ def split_lengths(given: object, num_microbatches: int) -> MicrobatchLengths:
     Raises:
         ValueError, TypeError: as `read_lengths`; or the list has another number of entries.
     """
-    if isinstance(given, list | tuple) and any(not isinstance(each, Real) for each in given):
+    if isinstance(given, list | tuple) and not all(map(_is_number, given)):
         if len(given) != num_microbatches:
             raise ValueError(f"{len(given)} entries for {num_microbatches} microbatches")
         return [read_lengths(each) for each in given]
@@ -103,22 +103,40 @@ def read_lengths(given: object) -> BatchLengths:
     """Return lengths as numbers.
 
     Args:
-        given: list or CPU tensor of lengths; a whole number: the only sequence's; a float: a
-            factor.
+        given: list, array or CPU tensor of lengths; a whole number: the only sequence's; another
+            number: a factor. Arrays and tensors without a dimension are numbers.
 
     Raises:
         ValueError: it is a tensor on a GPU, which would have to be waited for.
         TypeError: it is none of these.
     """
     if isinstance(given, torch.Tensor):
-        if given.device.type != "cpu":
-            raise ValueError(f"lengths must be on the host, not on {given.device}")
+        _check_host(given)
         given = given.tolist()
-    if isinstance(given, Integral):
-        return [float(given)]
-    if isinstance(given, float):
-        return given
-    return [float(each) for each in cast("Iterable[float]", given)]
+    if _is_number(given):
+        number = _to_number(given)
+        return [float(number)] if isinstance(number, Integral) else float(number)
+    if isinstance(given, str | bytes | Mapping):
+        raise TypeError(f"lengths must be numbers, not {given!r:.40}")
+    return [float(_to_number(each)) for each in cast("Iterable[object]", given)]
+
+
+def _check_host(given: torch.Tensor) -> None:
+    if given.device.type != "cpu":
+        raise ValueError(f"lengths must be on the host, not on {given.device}")
+
+
+def _is_number(given: object) -> bool:
+    return isinstance(given, Real) or getattr(given, "ndim", None) == 0
+
+
+def _to_number(given: object) -> Real:
+    if isinstance(given, torch.Tensor):
+        _check_host(given)
+    number = cast("Any", given).item() if getattr(given, "ndim", None) == 0 else given
+    if not isinstance(number, Real):
+        raise TypeError(f"lengths must be numbers, not {number!r:.40}")
+    return number
 
 
 class StepLoader(Generic[B]):

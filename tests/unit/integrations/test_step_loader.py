@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("torch", reason="needs the extra 'torch'")
@@ -378,8 +379,20 @@ def test_lengths_are_lists_tensors_of_the_host_or_one_number() -> None:
     assert read_lengths([3, 4]) == read_lengths(torch.tensor([3, 4])) == [3.0, 4.0]
     assert read_lengths(512) == read_lengths(torch.tensor(512)) == [512.0]
     assert read_lengths(1.25) == 1.25
-    with pytest.raises(ValueError, match=r"^lengths must be on the host, not on meta$"):
-        read_lengths(torch.empty(2, device="meta"))
+    # Numbers without a dimension are numbers alike.
+    for whole in (np.int64(512), np.array(512), torch.tensor(512, dtype=torch.int32)):
+        assert read_lengths(whole) == [512.0]
+        assert read_lengths([whole, 3]) == [512.0, 3.0]
+        assert split_lengths([whole, 3], 2) == [[512.0], [3.0]]
+    for factor in (np.float32(1.25), np.float64(1.25), np.array(1.25), torch.tensor(1.25)):
+        assert read_lengths(factor) == 1.25
+    assert read_lengths(np.array([3, 4])) == [3.0, 4.0]
+    for text in ("12", b"ab", ["12"], np.array("12"), [[3, 4]], {3: 4}):
+        with pytest.raises(TypeError, match=r"^lengths must be numbers, not "):
+            read_lengths(text)
+    for on_device in (torch.empty(2, device="meta"), [torch.empty((), device="meta")]):
+        with pytest.raises(ValueError, match=r"^lengths must be on the host, not on meta$"):
+            read_lengths(on_device)
 
 
 def test_all_else_is_the_loaders() -> None:
