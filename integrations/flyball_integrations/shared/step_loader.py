@@ -449,8 +449,8 @@ class MicrobatchReader(Generic[B]):
         num_microbatches: Callable[[], int],
     ) -> None:
         # Megatron's have no `__iter__`.
-        is_iterator = hasattr(loader, "__next__")
-        self._batches = cast("Iterator[B]", loader) if is_iterator else iter(loader)
+        self._is_iterator = hasattr(loader, "__next__")
+        self._batches = cast("Iterator[B]", loader) if self._is_iterator else iter(loader)
         self._lengths = lengths
         self._announcer = announcer
         self._num_microbatches = num_microbatches
@@ -468,6 +468,8 @@ class MicrobatchReader(Generic[B]):
         return self
 
     def __next__(self) -> B:
+        if self._position.is_lost:
+            self._lose_ahead()
         step = self._announcer.next_step
         if step != self._next_step and not self._is_broken:
             self._next_step = step
@@ -481,6 +483,14 @@ class MicrobatchReader(Generic[B]):
         if failed is not None:
             raise failed
         return next(self._batches)
+
+    def _lose_ahead(self) -> None:
+        """Forget positions from before the loader was set elsewhere, and what an iterator read."""
+        self._position.is_lost = False
+        self._positions.clear()
+        if self._is_iterator:
+            self._ahead.clear()
+            self._failed = self._next_step = None
 
     def _read_ahead(self, step: int) -> None:
         """Read what is left of this step, and the next one's, whose number is given."""

@@ -518,6 +518,32 @@ def test_a_position_asked_for_within_a_step_is_that_before_the_step() -> None:
     assert positions == [0, 2, 2, 4, 4, 6]
 
 
+def test_a_reader_goes_on_where_its_iterator_was_set() -> None:
+    stream, announced = Stream(99), Announced()
+    reader: MicrobatchReader[int] = MicrobatchReader(
+        stream, lengths=int, announcer=announced, num_microbatches=lambda: 2
+    )
+    announced.train()
+    assert [next(reader), next(reader)] == [0, 1]
+    stream.load_state_dict({"next": 50, "epoch": 0})
+    assert stream.state_dict()["next"] == 50
+    announced.train()
+    assert [next(reader), next(reader)] == [50, 51]
+    assert stream.state_dict()["next"] == 52
+
+
+def test_a_reader_of_a_loader_that_was_set_elsewhere_does_not_hide_where() -> None:
+    loader, announced = Restarted(99), Announced()
+    reader: MicrobatchReader[int] = MicrobatchReader(
+        loader, lengths=int, announcer=announced, num_microbatches=lambda: 2
+    )
+    announced.train()
+    assert [next(reader), next(reader)] == [0, 1]
+    loader.load_state_dict({"next": 50, "epoch": 7})
+    assert next(reader) == 2  # of the pass that was begun
+    assert loader.state_dict() == {"next": 50, "epoch": 7}
+
+
 def test_nothing_is_read_ahead_once_lengths_have_failed() -> None:
     loader, announced, num_read = Counted(6), Announced(), []
     steps = StepLoader(
