@@ -7,7 +7,7 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 from flyball_profiles.clock_transitions import ClockTransitions
 from flyball_profiles.gpu_windows import MEASURE_BLOCKING_POWER, GpuTableError, GpuWindow
@@ -369,5 +369,5 @@ def _canonical(value: object) -> Any:  # noqa: ANN401 - JSON
         defaults = {field.name: field.default for field in fields(value)}
         return {name: _canonical(each) for name, each in found.items() if each != defaults[name]}
     if isinstance(value, Sequence):
-        return [_canonical(each) for each in value]
+        return [_canonical(each) for each in cast("Sequence[object]", value)]
     raise TypeError(f"{type(value).__name__} has no canonical form")
