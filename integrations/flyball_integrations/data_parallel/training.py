@@ -297,7 +297,7 @@ def steps(
         ValueError: `accumulate` is below 1.
     """
 
-    def find_announcer() -> _WholeStepAnnouncer | None:
+    def find_announcer() -> StepAnnouncer | None:
         attached = _attachments.get(model) if model is not None else None
         if model is None and len(_attachments) == 1:
             (attached,) = _attachments.values()
