@@ -29,8 +29,9 @@ NUM_MICROBATCHES = 6
 WIDTH, LEFT, RIGHT = 960, 74, 24
 ROW, GAP, PANEL_TOP, PANEL_BOTTOM = 34, 5, 46, 30
 _AXIS_PX = WIDTH - LEFT - RIGHT
-# From the slowest clock to the fastest: cool to warm, and darker, so that grey print tells them.
-_COOL, _MIDDLE, _WARM = (206, 232, 236), (250, 208, 120), (203, 75, 36)
+# From the slowest clock to the fastest, as on the planner's page and in plots: viridis, whose
+# lightness rises evenly, so that grey print tells them.
+_STOPS = ((71, 42, 122), (49, 104, 142), (30, 156, 137), (101, 203, 94), (241, 229, 29))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,7 +175,7 @@ def _drawn_box(box: Box, longest_s: float, lowest_mhz: int, highest_mhz: int) ->
     width = _AXIS_PX * box.time_s / longest_s
     y = PANEL_TOP + box.stage * (ROW + GAP)
     share = (box.sm_clock_mhz - lowest_mhz) / (highest_mhz - lowest_mhz)
-    ink = "#ffffff" if share > 0.8 else "#1c2b30"
+    ink = "#ffffff" if share < 0.45 else "#1c2b30"
     yield (
         f'<rect x="{x:.1f}" y="{y}" width="{width:.1f}" height="{ROW}" fill="{_colour(share)}"'
         ' stroke="#ffffff"/>'
@@ -188,10 +189,10 @@ def _drawn_box(box: Box, longest_s: float, lowest_mhz: int, highest_mhz: int) ->
 
 
 def _colour(share: float) -> str:
-    low, high, part = (
-        (_COOL, _MIDDLE, 2 * share) if share < 0.5 else (_MIDDLE, _WARM, 2 * share - 1)
-    )
-    mixed = (round(a + (b - a) * part) for a, b in zip(low, high, strict=True))
+    place = share * (len(_STOPS) - 1)
+    before = min(int(place), len(_STOPS) - 2)
+    pairs = zip(_STOPS[before], _STOPS[before + 1], strict=True)
+    mixed = (round(low + (high - low) * (place - before)) for low, high in pairs)
     return "#" + "".join(f"{channel:02x}" for channel in mixed)
 
 

@@ -302,10 +302,9 @@ def test_a_large_timeline_opens(browser_page: Page, planner: LivePlanner) -> Non
     size = {"num_stages": 64, "num_microbatches": 160}
     planner.put_job("large", policy="envelope", **size).raise_for_status()
     planner.put_profile(profile_csv(64), "large").raise_for_status()
-    dashboard_of(planner, browser_page).open_job("large")
+    dashboard_of(planner, browser_page).open_job("large").show_timeline()
     panel = browser_page.locator("#panel-timeline")
     canvas = panel.locator("canvas").first
-    canvas.wait_for()
     expect(panel).to_contain_text("64 stages, 160 microbatches")
     panel.get_by_role("application").focus()
     whole = canvas.screenshot()
