@@ -126,7 +126,7 @@ def test_a_step_that_fails_in_a_forward_or_a_backward_leaves_nothing_to_the_next
     with pytest.raises(ArithmeticError), training_step(accumulating):
         accumulating.weight.register_hook(fail)
         accumulating(torch.ones(1, 2)).sum().backward()
-    accumulating.weight._backward_hooks.clear()  # type: ignore[attr-defined]  # torch's own
+    accumulating.weight._backward_hooks.clear()
     with training_step(accumulating):
         accumulating(torch.ones(1, 2)).sum().backward()
     assert [step.step for step in session.history] == [2]
