@@ -35,6 +35,14 @@ class Dashboard:
         self.page.goto(f"{self._address}/#/jobs/{job_id}")
         return self
 
+    def unfold(self) -> Dashboard:
+        """Unfold the sections of a job, which are folded where the page is narrow."""
+        self.page.locator("#panel-frontier").wait_for()
+        folded = self.page.locator(".folded > .fold")
+        while folded.count():
+            folded.first.click()
+        return self
+
     @property
     def rows(self) -> Locator:
         """Rows of the table of jobs."""

@@ -90,7 +90,7 @@ def test_no_page_violates_a_rule(page: Page, axe: str, planner: LivePlanner) -> 
     expect(dashboard.row("job")).to_contain_text("nearest to")
     assert violations(page, axe) == []
     assert_fits(page, 390, 360, 320)
-    dashboard.open_job("job").wait_for_pictures()
+    dashboard.open_job("job").unfold().wait_for_pictures()
     expect(dashboard.fact("Target")).to_contain_text("nearest to")
     assert_fits(page, 390, 360, 320)
     page.locator("details").evaluate_all("(all) => all.forEach((each) => { each.open = true; })")

@@ -271,8 +271,8 @@ def test_a_planner_that_was_killed_and_starts_again_knows_everything(tmp_path: P
 
 
 def _without_times(found: Any) -> Any:  # noqa: ANN401 - JSON
-    """The same without when ranks were heard of, which goes on, and what that is told of in."""
+    """The same without when ranks were heard of, which goes on, and what tells of that in words."""
     if isinstance(found, dict):
-        left_out = {"last_seen_at", "notes"}
+        left_out = {"last_seen_at", "notes", "condition"}
         return {name: _without_times(of) for name, of in found.items() if name not in left_out}
     return [_without_times(of) for of in found] if isinstance(found, list) else found
