@@ -136,22 +136,6 @@ def test_the_demo_trains_on_a_plan_that_saves_energy_as_predicted(
 
 
 @needs_proc
-def test_steps_on_plans_of_their_own_save_energy_at_equal_work(
-    start_demo: Callable[..., RunningDemo],
-) -> None:
-    demo = start_demo("--json", "--lengths", *("--steps", "6", "--time-scale", "2"))
-
-    status, output, errors = demo.end(timeout_s=_DEMO_TIMEOUT_S)
-
-    assert status == 0, errors
-    result = json.loads(output)
-    assert result["emulated"] is True
-    assert result["measured"]["baseline"] == "interleaved"
-    assert result["measured"]["saving_percent"]["mean"] > 0
-    assert result["predicted"]["saving_percent"] > 5
-
-
-@needs_proc
 @pytest.mark.parametrize(
     ("reached", "number"),
     [
