@@ -371,7 +371,7 @@ class _Samples:
     def __init__(self, models: Sequence[PipelineModel]) -> None:
         self._models = models
         self._planned_s = {id(model): _planned_times(model) for model in models}
-        self._rows: list[tuple[float, int, int, float, float, float]] = []
+        self._rows: list[tuple[float, int, int, int, float, float, float]] = []
         self._is_steady: list[bool] = []
         self._num_microbatches = 0
 
@@ -381,20 +381,22 @@ class _Samples:
         works: Sequence[StepWork | None],
     ) -> None:
         """Add the instructions of a step, by pipeline and stage."""
-        for model, stages, work in zip(self._models, reports, works, strict=True):
+        of_pipelines = zip(self._models, reports, works, strict=True)
+        for pipeline, (model, stages, work) in enumerate(of_pipelines):
             if work is None or len(work) != model.schedule.num_microbatches:
                 continue
             for stage, of_stage in enumerate(stages):
-                self._add_stage(model, stage, of_stage, work)
+                self._add_stage(pipeline, stage, of_stage, work)
             self._num_microbatches += len(work)
 
     def _add_stage(
         self,
-        model: PipelineModel,
+        pipeline: int,
         stage: int,
         reports: Sequence[InstructionReport],
         work: StepWork,
     ) -> None:
+        model = self._models[pipeline]
         places, planned_s = model.dag.alike[0], self._planned_s[id(model)]
         clocks = [report[-1] for report in reports]
         both = zip(model.schedule.stages[stage], reports, strict=True)
@@ -412,6 +414,7 @@ class _Samples:
                     computed_s / time_s,
                     place,
                     self._num_microbatches + microbatch,
+                    pipeline,
                     lengths,
                     squares,
                     factor,
@@ -423,7 +426,7 @@ class _Samples:
         """Return what was added; None: nothing."""
         if not self._rows:
             return None
-        ratio, place, microbatch, lengths, squares, factor = np.array(self._rows).T
+        ratio, place, microbatch, pipeline, lengths, squares, factor = np.array(self._rows).T
         is_steady = np.array(self._is_steady)
         num_steady = np.bincount(place[is_steady].astype(int), minlength=int(place.max()) + 1)
         few = num_steady[place.astype(int)] < FEWEST_MICROBATCHES
@@ -432,6 +435,7 @@ class _Samples:
             ratio=ratio[kept],
             place=place[kept].astype(np.int64),
             microbatch=microbatch[kept].astype(np.int64),
+            pipeline=pipeline[kept].astype(np.int64),
             lengths=lengths[kept],
             squares=squares[kept],
             factor=factor[kept],
