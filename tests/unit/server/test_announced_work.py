@@ -525,6 +525,25 @@ def test_factors_that_vary_from_version_to_version_end_it_soon() -> None:
     assert "varies from one plan version to the next; times differ" in known.problem
 
 
+def test_step_plans_begin_again_only_with_errors_well_below_the_limit() -> None:
+    failed = replace(MODEL, shared_error=0.04, problem="too much", num_before=1)
+    least = 0.03 / 1.25
+    assert following(failed, replace(MODEL, shared_error=least * 1.01), limit=0.03) is None
+    again = following(failed, replace(MODEL, shared_error=least * 0.99), limit=0.03)
+    assert again is not None
+    assert (again.problem, again.num_before) == (None, 2)
+    # At 1.25 times the limit and 0.99 times, alternately, they end once.
+    known, num_new = MODEL, 0
+    for version in range(2, 40):
+        error, problem = (0.04, "too much") if version % 2 else (0.0297, None)
+        found = following(known, replace(MODEL, shared_error=error, problem=problem), limit=0.03)
+        known, num_new = found or known, num_new + (found is not None)
+    assert num_new == 1
+    # Nor after three models.
+    failed = replace(failed, num_before=4)
+    assert following(failed, replace(MODEL, shared_error=0.001), limit=0.03) is None
+
+
 def test_factors_of_equal_lengths_are_measured_anew_for_other_ones(services: JobServices) -> None:
     """Of short ones, all equal, nothing follows for those that are four times as long."""
     working = job(services, error=0.005, draw=lambda _: [[500.0, 500.0]] * NUM_MICROBATCHES)

@@ -37,7 +37,8 @@ from flyball_wire.plans.plan import Plan
 LEAST_FACTOR_CHANGE, LEAST_RESERVE_CHANGE = 0.02, 0.005
 # A100's p95 up, V100's p5 down, and V100's median call.
 _SLOWEST_KNOWN, _SLOWEST_CALL_S = ChangeDelays(up_s=0.0092, down_s=0.0026), 0.0048
-# An error may exceed its limit by this factor before step plans that exist end.
+# An error may exceed its limit by this factor before step plans that exist end; it has to be as far
+# below it, once for each earlier model, before they begin again.
 _ENDS_ABOVE = 1.25
 # Number of models after which one that fails on new steps is not replaced, but ends step plans.
 _MOST_MODELS = 3
@@ -195,13 +196,12 @@ def _model_of_fit(
         num_stages=spec.num_stages,
     )
     return replace(
-        model,
+        _with_lengths(model, times),
         num_microbatches=fit.num_microbatches,
         places=tuple((stage, str(kind), chunk) for stage, kind, chunk in places)
         if fit.coefficients
         else (),
         coefficients=tuple((_rounded(a), _rounded(b), _rounded(c)) for a, b, c in fit.coefficients),
-        **_measured_lengths(times),
         shared_error=round(fit.shared_error, _ERROR_DIGITS),
         own_error=round(fit.own_error, _ERROR_DIGITS),
         reserve=(reserve.of_step, reserve.of_instruction),
@@ -209,18 +209,21 @@ def _model_of_fit(
     )
 
 
-def _measured_lengths(times: WorkTimes) -> dict[str, tuple[float, ...]]:
-    """Return the fields of a model that say which lengths it was fitted to."""
+def _with_lengths(model: WorkModel, times: WorkTimes) -> WorkModel:
+    """Return the model with the lengths that it was fitted to."""
     has_lengths = np.isnan(times.factor)
     if not has_lengths.any():
-        return {}
+        return model
     lengths, squares = times.lengths[has_lengths], times.squares[has_lengths]
-    products = (lengths**2, lengths * squares, squares**2)
-    return {
-        "mean_work": (float(lengths.mean()), float(squares.mean())),
-        "mean_products": tuple(float(each.mean()) for each in products),
-        "lengths_range": (float(lengths.min()), float(lengths.max())),
-    }
+    of_lengths, of_both, of_squares = (
+        float(each.mean()) for each in (lengths**2, lengths * squares, squares**2)
+    )
+    return replace(
+        model,
+        mean_work=(float(lengths.mean()), float(squares.mean())),
+        mean_products=(of_lengths, of_both, of_squares),
+        lengths_range=(float(lengths.min()), float(lengths.max())),
+    )
 
 
 def is_of_few_lengths(model: WorkModel) -> bool:
@@ -235,7 +238,7 @@ def has_other_lengths(model: WorkModel, work: StepWork) -> bool:
     Of these a model of few lengths says nothing.
     """
     least, most = model.lengths_range
-    ratio = _OTHER_LENGTHS ** (model.num_before + 1)
+    ratio: float = _OTHER_LENGTHS ** (model.num_before + 1)
     return any(
         len(each) == 2 and (each[0] * ratio < least or each[0] > ratio * most) for each in work
     )
@@ -279,7 +282,9 @@ def following(before: WorkModel | None, after: WorkModel, *, limit: float) -> Wo
         is_slight = 0 < after.error <= _ENDS_ABOVE * limit
         after = replace(after, problem=None) if is_slight else after
     has_failed = before.problem is not None and before.num_microbatches > 0
-    if has_failed and before.num_before > _MOST_MODELS:
+    if has_failed and (
+        before.num_before > _MOST_MODELS or after.error > limit / _ENDS_ABOVE**before.num_before
+    ):
         return None
     if not _matters(before, after):
         error = math.hypot(_difference(before, after), after.error)
