@@ -21,8 +21,8 @@ from flyball_profiles.stage_profile_csv import parse_stage_profile
 from flyball_server.jobs.errors import UnrecordedRunsError
 from flyball_server.jobs.findings.delays import DelayReconciler
 from flyball_server.jobs.findings.stragglers import StragglerReconciler
-from flyball_server.jobs.findings.work_drift import WorkDriftReconciler
-from flyball_server.jobs.loop_state import JobLoopState, PlanningInputs, WorkModel
+from flyball_server.jobs.findings.work_drift import WorkDriftReconciler, with_drifts
+from flyball_server.jobs.loop_state import JobLoopState, PlanningInputs, StageSlowdown, WorkModel
 from flyball_server.jobs.measurements.announced_work import (
     following,
     has_other_lengths,
@@ -401,6 +401,22 @@ def test_drifted_times_give_ranks_other_factors(services: JobServices) -> None:
     measured(working, 17)
     run(60)
     assert working.newest == version + 1
+
+
+def test_each_drift_takes_a_larger_one_than_before() -> None:
+    """Times of a kind that are 5 % longer and as long as before, in turns."""
+    known, num_new = MODEL, 0
+    for turn in range(20):
+        slope = 1.05e-3 if turn % 2 == 0 else 1.0e-3
+        drift = StageSlowdown(stage=0, kind="forward", slowdown=slope / known.coefficients[0][1])
+        found = with_drifts(known, [drift])
+        if found is not None:
+            assert found.coefficients[0][1] == pytest.approx(slope)
+            known, num_new = found, num_new + 1
+    assert num_new == 2  # beyond 2 %, beyond 4 %, and 8 % is more
+    # A large drift is always followed.
+    large = StageSlowdown(stage=0, kind="forward", slowdown=1.2)
+    assert with_drifts(replace(MODEL, num_drifts=50), [large]) is not None
 
 
 def savings(services: JobServices, version: int) -> MeasuredSavings:

@@ -250,6 +250,7 @@ def forgotten(model: WorkModel) -> WorkModel:
         num_queued=model.num_queued,
         has_unknown_changes=model.has_unknown_changes,
         num_before=model.num_before,
+        num_drifts=model.num_drifts,
     )
 
 
@@ -292,7 +293,7 @@ def following(before: WorkModel | None, after: WorkModel, *, limit: float) -> Wo
             return None
         if before.num_before >= _MOST_MODELS:
             after = replace(after, problem=f"{_VARY}; {error_problem(error, limit)}")
-    return replace(after, num_before=before.num_before + 1)
+    return replace(after, num_before=before.num_before + 1, num_drifts=before.num_drifts)
 
 
 def _matters(before: WorkModel, after: WorkModel) -> bool:
@@ -311,7 +312,7 @@ def _matters(before: WorkModel, after: WorkModel) -> bool:
         return True
     if after.problem is not None:
         return False
-    factor = 2 ** (before.num_before + 1)
+    factor: int = 2 ** (before.num_before + 1)
     reserves = zip(before.reserve, after.reserve, strict=True)
     if any(abs(one - other) > factor * LEAST_RESERVE_CHANGE for one, other in reserves):
         return True
