@@ -197,6 +197,21 @@ def test_errors_above_the_limit_end_step_plans_with_a_note(services: JobServices
     assert get_plan(services, "job", 2).plan.policy == "baseline"
 
 
+def test_a_step_without_work_does_not_void_that_of_the_others(services: JobServices) -> None:
+    """Else what work makes longer would count as jitter."""
+    working = job(services, {"reserve": None}, error=0.01)
+    missing = working.step + 3
+    working.announced = lambda each: None if working.step == missing else step_work(each)
+    assert measured(working) == 2
+    found = loop_state(services).delays
+    assert found is not None
+    assert found.num_steps == MOST_TIMED_STEPS - 1
+    assert found.jitter < 0.03
+    known = work_of(services)
+    assert known is not None
+    assert known.num_microbatches == found.num_steps * NUM_MICROBATCHES * NUM_PIPELINES
+
+
 def test_a_slow_gpu_does_not_end_step_plans(services: JobServices) -> None:
     """Pooled, a rank 15 % slower than two others is an error of 7 %."""
     working = job(services, error=0.01, slowdowns={2: 1.15, 3: 1.15})
