@@ -95,8 +95,9 @@ class WorkFit:
 def fit_work(times: WorkTimes, num_places: int) -> WorkFit | None:
     """Return the factors that fit the measured times.
 
-    Given factors are kept as they are: what all places' times have in common with them does not
-    count as an error, since it changes no step's plan.
+    Given factors are kept as they are. Where all work is factors, what all places' times have in
+    common with them does not count as an error, since it changes no step's plan; beside lengths it
+    does.
 
     Args:
         times: measured times.
@@ -118,9 +119,8 @@ def fit_work(times: WorkTimes, num_places: int) -> WorkFit | None:
         residuals = np.log(ratio / predicted)
         more, num_slowness = _slowness(times, residuals)
         slowness = slowness * more
-    given = ~has_lengths
-    if given.any():
-        residuals[given] -= np.median(residuals[given])
+    if not has_lengths.any():
+        residuals -= np.median(residuals)
     kept = np.abs(residuals) <= _MOST_DEVIATIONS * max(_deviation(residuals), 1e-9)
     num_fitted = num_slowness + sum(sum(value > 0 for value in each) for each in coefficients)
     shared, own = _deviations(residuals[kept], times.microbatch[kept], num_fitted)

@@ -209,6 +209,16 @@ def test_given_factors_of_another_scale_are_no_error() -> None:
     assert fit.error < 1e-9
 
 
+def test_given_factors_of_another_scale_than_lengths_are_an_error() -> None:
+    """Half of the microbatches announce factors, times of which are 1.5 times as long."""
+    times = drawn_times(100)
+    is_given = times.microbatch % 2 == 1
+    times.factor[is_given] = times.ratio[is_given] / 1.5
+    fit = fit_work(times, 2)
+    assert fit is not None
+    assert fit.error == pytest.approx(math.log(1.5) * math.sqrt(0.5), rel=0.05)
+
+
 def test_few_microbatches_are_not_fitted() -> None:
     assert fit_work(drawn_times(FEWEST_MICROBATCHES - 1), 2) is None
     assert fit_work(drawn_times(FEWEST_MICROBATCHES), 2) is not None
