@@ -31,8 +31,10 @@ from flyball_server.jobs.measurements.announced_work import (
 )
 from flyball_server.jobs.measurements.step_reading import read_fold
 from flyball_server.jobs.measurements.timed_steps import MOST_TIMED_STEPS
+from flyball_server.jobs.reconcile.expiry import ExpiryReconciler
 from flyball_server.jobs.reconcile.plans import PlanReconciler
 from flyball_server.jobs.registry.inspection import get_job, get_plan, notes, require_job
+from flyball_server.jobs.registry.registration import leave_rank
 from flyball_server.jobs.savings.comparisons import start_comparison
 from flyball_server.jobs.savings.savings import savings_of
 from flyball_server.jobs.services import JobServices
@@ -41,6 +43,7 @@ from flyball_server.views.job_figures import SharedReading
 from flyball_server.views.job_reading import JobReading
 from flyball_server.views.recorded_runs import get_recorded_runs
 from flyball_wire.closed_loop import MeasuredSavings
+from flyball_wire.messages import JobState
 from flyball_wire.plan_options import Policy
 
 NUM_STAGES, NUM_MICROBATCHES, NUM_PIPELINES = 2, 6, 3
@@ -474,6 +477,24 @@ def test_savings_are_those_at_equal_work(services: JobServices) -> None:
     assert apart.saving_percent.mean == pytest.approx(true, abs=2.5)
     assert apart.slowdown_percent is not None
     assert apart.slowdown_percent.mean == pytest.approx(0.0, abs=0.4)
+
+
+def test_savings_stay_those_at_equal_work_where_a_job_ends(services: JobServices) -> None:
+    """The work of steps that were not added yet is counted before it is dropped."""
+    working = job(services, error=0.01)
+    measured(working)
+    measured(working, 20)
+    start_comparison(services, "job", 6)
+    PlanReconciler()(services, "job")
+    version = working.take()
+    working.run(13)
+    before = savings(services, version)
+    assert before.saving_percent is not None
+    for rank in working.ranks:
+        leave_rank(services, "job", rank.rank)
+    ExpiryReconciler()(services, "job")
+    assert get_job(services, "job").job.state == JobState.ENDED
+    assert savings(services, version) == before
 
 
 def test_the_newest_steps_own_plan_is_shown(services: JobServices) -> None:
