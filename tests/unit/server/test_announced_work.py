@@ -20,9 +20,15 @@ from flyball_profiles.stage_profile import StageProfile
 from flyball_profiles.stage_profile_csv import parse_stage_profile
 from flyball_server.jobs.errors import UnrecordedRunsError
 from flyball_server.jobs.findings.delays import DelayReconciler
-from flyball_server.jobs.findings.work_drift import WorkDriftReconciler
-from flyball_server.jobs.loop_state import JobLoopState, PlanningInputs, WorkModel
-from flyball_server.jobs.measurements.announced_work import following, no_step_plans
+from flyball_server.jobs.findings.stragglers import StragglerReconciler
+from flyball_server.jobs.findings.work_drift import WorkDriftReconciler, with_drifts
+from flyball_server.jobs.loop_state import JobLoopState, PlanningInputs, StageSlowdown, WorkModel
+from flyball_server.jobs.measurements.announced_work import (
+    following,
+    has_other_lengths,
+    is_of_few_lengths,
+    no_step_plans,
+)
 from flyball_server.jobs.measurements.step_reading import read_fold
 from flyball_server.jobs.measurements.timed_steps import MOST_TIMED_STEPS
 from flyball_server.jobs.reconcile.expiry import ExpiryReconciler
@@ -192,6 +198,49 @@ def test_errors_above_the_limit_end_step_plans_with_a_note(services: JobServices
     (note,) = [each for each in notes(services, get_job(services, "job")) if "work" in each]
     assert "at most 3 % are allowed (max_work_error)" in note
     assert get_plan(services, "job", 2).plan.policy == "baseline"
+
+
+def test_a_step_without_work_does_not_void_that_of_the_others(services: JobServices) -> None:
+    """Else what work makes longer would count as jitter."""
+    working = job(services, {"reserve": None}, error=0.01)
+    missing = working.step + 3
+    working.announced = lambda each: None if working.step == missing else step_work(each)
+    assert measured(working) == 2
+    found = loop_state(services).delays
+    assert found is not None
+    assert found.num_steps == MOST_TIMED_STEPS - 1
+    assert found.jitter < 0.03
+    known = work_of(services)
+    assert known is not None
+    assert known.num_microbatches == found.num_steps * NUM_MICROBATCHES * NUM_PIPELINES
+
+
+def test_a_slow_gpu_does_not_end_step_plans(services: JobServices) -> None:
+    """Pooled, a rank 15 % slower than two others is an error of 7 %."""
+    working = job(services, error=0.01, slowdowns={2: 1.15, 3: 1.15})
+    measured(working)
+    known = work_of(services)
+    assert known is not None
+    assert known.problem is None
+    assert known.error == pytest.approx(0.01, abs=0.003)
+    for (stage, kind, _), found in zip(known.places, known.coefficients, strict=True):
+        factor = TRUE[stage, kind].factor(known.mean_work)
+        assert WorkCoefficients(*found).factor(known.mean_work) == pytest.approx(factor, rel=0.01)
+
+
+def test_slow_gpus_are_found_where_steps_get_no_plans_of_their_own(services: JobServices) -> None:
+    working = job(services, {"adaptation": "frontier"}, error=0.1)
+    measured(working)
+    known = work_of(services)
+    assert known is not None
+    assert known.problem is not None
+    measured(working, 17)
+    working.slowdowns = {2: 1.3}
+    detects = StragglerReconciler()
+    for _ in range(60):
+        working.run(1)
+        detects(services, "job")
+    assert [slowed.rank for slowed in loop_state(services).detected] == [2]
 
 
 def test_orders_that_never_flush_and_large_pipelines_have_none_with_a_note() -> None:
@@ -372,6 +421,22 @@ def test_drifted_times_give_ranks_other_factors(services: JobServices) -> None:
     assert working.newest == version + 1
 
 
+def test_each_drift_takes_a_larger_one_than_before() -> None:
+    """Times of a kind that are 5 % longer and as long as before, in turns."""
+    known, num_new = MODEL, 0
+    for turn in range(20):
+        slope = 1.05e-3 if turn % 2 == 0 else 1.0e-3
+        drift = StageSlowdown(stage=0, kind="forward", slowdown=slope / known.coefficients[0][1])
+        found = with_drifts(known, [drift])
+        if found is not None:
+            assert found.coefficients[0][1] == pytest.approx(slope)
+            known, num_new = found, num_new + 1
+    assert num_new == 2  # beyond 2 %, beyond 4 %, and 8 % is more
+    # A large drift is always followed.
+    large = StageSlowdown(stage=0, kind="forward", slowdown=1.2)
+    assert with_drifts(replace(MODEL, num_drifts=50), [large]) is not None
+
+
 def savings(services: JobServices, version: int) -> MeasuredSavings:
     """What steps of a version have saved, measured."""
     with services.store.reading() as reader:
@@ -465,6 +530,7 @@ MODEL = WorkModel(
     places=((0, "forward", 0),),
     coefficients=((0.0, 1e-3, 0.0),),
     mean_work=(1000.0, 1e6),
+    mean_products=(1.04e6, 1e9, 1e12),  # lengths deviate by 200
     shared_error=0.01,
     reserve=(0.01, 0.0),
 )
@@ -476,7 +542,9 @@ MODEL = WorkModel(
         ({}, False),
         ({"coefficients": ((0.0, 1.03e-3, 0.0),)}, False),
         ({"coefficients": ((0.0, 1.05e-3, 0.0),)}, True),
-        ({"coefficients": ((0.5, 0.5e-3, 0.0),)}, False),  # as long at the mean work
+        ({"coefficients": ((0.25, 0.75e-3, 0.0),)}, True),  # as long at the mean work, 5 % off
+        ({"coefficients": ((0.15, 0.85e-3, 0.0),)}, False),
+        ({"coefficients": ((0.15, 0.85e-3, 0.0),), "shared_error": 0.025}, True),  # 3.9 % in all
         ({"reserve": (0.019, 0.0)}, False),
         ({"reserve": (0.021, 0.0)}, True),
         ({"num_queued": 6}, True),
@@ -503,4 +571,61 @@ def test_factors_that_vary_from_version_to_version_end_it_soon() -> None:
         found = following(known, after, limit=0.03)
         if found is not None:
             known, num_new = found, num_new + 1
-    assert num_new == 3
+    # Three were replaced; the fourth does not predict the fifth's times, and steps' plans end.
+    assert num_new == 4
+    assert known.problem is not None
+    assert "varies from one plan version to the next; times differ" in known.problem
+
+
+def test_step_plans_begin_again_only_with_errors_well_below_the_limit() -> None:
+    failed = replace(MODEL, shared_error=0.04, problem="too much", num_before=1)
+    least = 0.03 / 1.25
+    assert following(failed, replace(MODEL, shared_error=least * 1.01), limit=0.03) is None
+    again = following(failed, replace(MODEL, shared_error=least * 0.99), limit=0.03)
+    assert again is not None
+    assert (again.problem, again.num_before) == (None, 2)
+    # At 1.25 times the limit and 0.99 times, alternately, they end once.
+    known, num_new = MODEL, 0
+    for version in range(2, 40):
+        error, problem = (0.04, "too much") if version % 2 else (0.0297, None)
+        found = following(known, replace(MODEL, shared_error=error, problem=problem), limit=0.03)
+        known, num_new = found or known, num_new + (found is not None)
+    assert num_new == 1
+    # Nor after three models.
+    failed = replace(failed, num_before=4)
+    assert following(failed, replace(MODEL, shared_error=0.001), limit=0.03) is None
+
+
+def test_factors_of_equal_lengths_are_measured_anew_for_other_ones(services: JobServices) -> None:
+    """Of short ones, all equal, nothing follows for those that are four times as long."""
+    working = job(services, error=0.005, draw=lambda _: [[500.0, 500.0]] * NUM_MICROBATCHES)
+    measured(working)
+    measured(working, 17)
+    first = work_of(services)
+    assert first is not None
+    assert first.lengths_range == (1000.0, 1000.0)
+    version = working.newest
+    working.draw = lengths_of
+    working.run(1)
+    reconciled(services)
+    assert working.take() == version + 1
+    assert [step.clocks_mhz for step in working.run(2)] == [{1400}] * 2
+    measured(working, 17)
+    steps = working.run(30)
+    longer = sum(step.time_s for step in steps) / sum(step.highest_s for step in steps) - 1
+    assert longer < 0.002
+    saved = 1 - sum(step.energy_j for step in steps) / sum(step.highest_j for step in steps)
+    assert saved > 0.05
+
+
+def test_lengths_far_outside_a_narrow_range_are_other_ones() -> None:
+    narrow = WorkModel(**vars(MODEL) | {"lengths_range": (1000.0, 1400.0)})
+    assert is_of_few_lengths(narrow)
+    assert not is_of_few_lengths(MODEL)  # of factors alone
+    assert not is_of_few_lengths(replace(narrow, lengths_range=(1000.0, 1600.0)))
+    inside = [step_work([[1500.0], [700.0]]), step_work([3.0])]
+    assert [has_other_lengths(narrow, each) for each in inside] == [False, False]
+    assert has_other_lengths(narrow, step_work([[1200.0], [2200.0]]))
+    assert has_other_lengths(narrow, step_work([[600.0]]))
+    # A second time takes more.
+    assert not has_other_lengths(replace(narrow, num_before=1), step_work([[600.0], [3000.0]]))

@@ -31,13 +31,21 @@ from flyball_wire.messages import InstructionReport, JobSpec
 from flyball_wire.plan_options import DEFAULT_TARGET, Policy
 from flyball_wire.plans.plan import Plan
 
-# Change of a factor of mean work, and of a reserve, above which ranks get new ones; both double
-# with each time, so that factors that vary from one version to the next end it soon.
+# Root mean square change of a factor, and change of a reserve, above which ranks get new ones; the
+# first halves where the known factors are nearly exact. Both double with each time, so that factors
+# that vary from one version to the next end it soon.
 LEAST_FACTOR_CHANGE, LEAST_RESERVE_CHANGE = 0.02, 0.005
 # A100's p95 up, V100's p5 down, and V100's median call.
 _SLOWEST_KNOWN, _SLOWEST_CALL_S = ChangeDelays(up_s=0.0092, down_s=0.0026), 0.0048
-# An error may exceed its limit by this factor before step plans that exist end.
+# An error may exceed its limit by this factor before step plans that exist end; it has to be as far
+# below it, once for each earlier model, before they begin again.
 _ENDS_ABOVE = 1.25
+# Number of models after which one that fails on new steps is not replaced, but ends step plans.
+_MOST_MODELS = 3
+# Ratio of the largest to the least sum of lengths below which a fit says nothing of other lengths,
+# and that by which lengths outside the range are other ones; the latter grows with each model.
+_NARROW, _OTHER_LENGTHS = 1.5, 1.5
+_VARY = "what it takes varies from one plan version to the next"
 _COEFFICIENT_DIGITS, _ERROR_DIGITS = 4, 4
 
 
@@ -188,17 +196,61 @@ def _model_of_fit(
         num_stages=spec.num_stages,
     )
     return replace(
-        model,
+        _with_lengths(model, times),
         num_microbatches=fit.num_microbatches,
         places=tuple((stage, str(kind), chunk) for stage, kind, chunk in places)
         if fit.coefficients
         else (),
         coefficients=tuple((_rounded(a), _rounded(b), _rounded(c)) for a, b, c in fit.coefficients),
-        mean_work=(float(times.lengths.mean()), float(times.squares.mean())),
         shared_error=round(fit.shared_error, _ERROR_DIGITS),
         own_error=round(fit.own_error, _ERROR_DIGITS),
         reserve=(reserve.of_step, reserve.of_instruction),
         problem=error_problem(fit.error, spec.max_work_error),
+    )
+
+
+def _with_lengths(model: WorkModel, times: WorkTimes) -> WorkModel:
+    """Return the model with the lengths that it was fitted to."""
+    has_lengths = np.isnan(times.factor)
+    if not has_lengths.any():
+        return model
+    lengths, squares = times.lengths[has_lengths], times.squares[has_lengths]
+    of_lengths, of_both, of_squares = (
+        float(each.mean()) for each in (lengths**2, lengths * squares, squares**2)
+    )
+    return replace(
+        model,
+        mean_work=(float(lengths.mean()), float(squares.mean())),
+        mean_products=(of_lengths, of_both, of_squares),
+        lengths_range=(float(lengths.min()), float(lengths.max())),
+    )
+
+
+def is_of_few_lengths(model: WorkModel) -> bool:
+    """Return whether the measured lengths were too alike to tell a slope."""
+    least, most = model.lengths_range
+    return 0 < most <= _NARROW * least
+
+
+def has_other_lengths(model: WorkModel, work: StepWork) -> bool:
+    """Return whether a step has lengths far outside the measured range.
+
+    Of these a model of few lengths says nothing.
+    """
+    least, most = model.lengths_range
+    ratio: float = _OTHER_LENGTHS ** (model.num_before + 1)
+    return any(
+        len(each) == 2 and (each[0] * ratio < least or each[0] > ratio * most) for each in work
+    )
+
+
+def forgotten(model: WorkModel) -> WorkModel:
+    """Return a model of which no factors are known yet, so that steps run at the highest clocks."""
+    return WorkModel(
+        num_queued=model.num_queued,
+        has_unknown_changes=model.has_unknown_changes,
+        num_before=model.num_before,
+        num_drifts=model.num_drifts,
     )
 
 
@@ -230,9 +282,18 @@ def following(before: WorkModel | None, after: WorkModel, *, limit: float) -> Wo
         # Hysteresis, for what is measured about the limit.
         is_slight = 0 < after.error <= _ENDS_ABOVE * limit
         after = replace(after, problem=None) if is_slight else after
-    if not _matters(before, after):
+    has_failed = before.problem is not None and before.num_microbatches > 0
+    if has_failed and (
+        before.num_before > _MOST_MODELS or after.error > limit / _ENDS_ABOVE**before.num_before
+    ):
         return None
-    return replace(after, num_before=before.num_before + 1)
+    if not _matters(before, after):
+        error = math.hypot(_difference(before, after), after.error)
+        if after.problem is not None or error <= max(_ENDS_ABOVE * limit, 2 * before.error):
+            return None
+        if before.num_before >= _MOST_MODELS:
+            after = replace(after, problem=f"{_VARY}; {error_problem(error, limit)}")
+    return replace(after, num_before=before.num_before + 1, num_drifts=before.num_drifts)
 
 
 def _matters(before: WorkModel, after: WorkModel) -> bool:
@@ -251,16 +312,30 @@ def _matters(before: WorkModel, after: WorkModel) -> bool:
         return True
     if after.problem is not None:
         return False
-    factor = 2 ** (before.num_before + 1)
+    factor: int = 2 ** (before.num_before + 1)
     reserves = zip(before.reserve, after.reserve, strict=True)
     if any(abs(one - other) > factor * LEAST_RESERVE_CHANGE for one, other in reserves):
         return True
+    least = min(LEAST_FACTOR_CHANGE, max(2 * before.error, LEAST_FACTOR_CHANGE / 2))
+    return _difference(before, after) > factor * least
+
+
+def _difference(before: WorkModel, after: WorkModel) -> float:
+    """Return the root mean square by which the factors of a place differ at most, as a share.
+
+    The mean is over the microbatches that the later model was fitted to, the share of a place's
+    earlier factor of their mean work.
+    """
     known, found = coefficients_of(before), coefficients_of(after)
-    return any(
-        abs(each.factor(after.mean_work) / known[place].factor(after.mean_work) - 1)
-        > factor * LEAST_FACTOR_CHANGE
-        for place, each in found.items()
-    )
+    lengths, squares = after.mean_work
+    (of_lengths, of_both, of_squares), most = after.mean_products, 0.0
+    for place, each in found.items():
+        a, b, c = (new - old for new, old in zip(each, known[place], strict=True))
+        mean = a + b * lengths + c * squares
+        square = a * (2 * mean - a) + b * b * of_lengths + 2 * b * c * of_both + c * c * of_squares
+        root = math.sqrt(max(square, mean * mean))
+        most = max(most, root / known[place].factor(after.mean_work))
+    return most
 
 
 def _factors(
@@ -302,7 +377,7 @@ class _Samples:
     def __init__(self, models: Sequence[PipelineModel]) -> None:
         self._models = models
         self._planned_s = {id(model): _planned_times(model) for model in models}
-        self._rows: list[tuple[float, int, int, float, float, float]] = []
+        self._rows: list[tuple[float, int, int, int, float, float, float]] = []
         self._is_steady: list[bool] = []
         self._num_microbatches = 0
 
@@ -312,20 +387,22 @@ class _Samples:
         works: Sequence[StepWork | None],
     ) -> None:
         """Add the instructions of a step, by pipeline and stage."""
-        for model, stages, work in zip(self._models, reports, works, strict=True):
+        of_pipelines = zip(self._models, reports, works, strict=True)
+        for pipeline, (model, stages, work) in enumerate(of_pipelines):
             if work is None or len(work) != model.schedule.num_microbatches:
                 continue
             for stage, of_stage in enumerate(stages):
-                self._add_stage(model, stage, of_stage, work)
+                self._add_stage(pipeline, stage, of_stage, work)
             self._num_microbatches += len(work)
 
     def _add_stage(
         self,
-        model: PipelineModel,
+        pipeline: int,
         stage: int,
         reports: Sequence[InstructionReport],
         work: StepWork,
     ) -> None:
+        model = self._models[pipeline]
         places, planned_s = model.dag.alike[0], self._planned_s[id(model)]
         clocks = [report[-1] for report in reports]
         both = zip(model.schedule.stages[stage], reports, strict=True)
@@ -343,6 +420,7 @@ class _Samples:
                     computed_s / time_s,
                     place,
                     self._num_microbatches + microbatch,
+                    pipeline,
                     lengths,
                     squares,
                     factor,
@@ -354,7 +432,7 @@ class _Samples:
         """Return what was added; None: nothing."""
         if not self._rows:
             return None
-        ratio, place, microbatch, lengths, squares, factor = np.array(self._rows).T
+        ratio, place, microbatch, pipeline, lengths, squares, factor = np.array(self._rows).T
         is_steady = np.array(self._is_steady)
         num_steady = np.bincount(place[is_steady].astype(int), minlength=int(place.max()) + 1)
         few = num_steady[place.astype(int)] < FEWEST_MICROBATCHES
@@ -363,6 +441,7 @@ class _Samples:
             ratio=ratio[kept],
             place=place[kept].astype(np.int64),
             microbatch=microbatch[kept].astype(np.int64),
+            pipeline=pipeline[kept].astype(np.int64),
             lengths=lengths[kept],
             squares=squares[kept],
             factor=factor[kept],
