@@ -231,8 +231,8 @@ def _compared(on_plan: StepSeries, baseline: StepSeries) -> tuple[_Compared, _Co
     """Return times and energies of both, each over what its work takes where that is known."""
     if _is_by_work(on_plan, baseline):
         return (
-            (on_plan.times_of_work.estimate(), baseline.times_of_work.estimate()),
-            (on_plan.energies_of_work.estimate(), baseline.energies_of_work.estimate()),
+            (on_plan.times_of_work.ratio(), baseline.times_of_work.ratio()),
+            (on_plan.energies_of_work.ratio(), baseline.energies_of_work.ratio()),
         )
     return (
         (on_plan.times_s.estimate(), baseline.times_s.estimate()),
@@ -249,7 +249,8 @@ def _saved_j(on_plan: StepSeries, baseline: StepSeries, energies: _Compared) -> 
     saved = _difference(*energies)
     if saved is None or not _is_by_work(on_plan, baseline):
         return saved
-    return scaled(saved, on_plan.work_j / on_plan.energies_of_work.num_values)
+    of_work = on_plan.energies_of_work.of_work
+    return scaled(saved, of_work.total / of_work.num_values)
 
 
 def _percent(ratio: Estimate | None, *, sign: int) -> Estimate | None:
