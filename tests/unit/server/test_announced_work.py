@@ -30,6 +30,7 @@ from flyball_server.jobs.registry.inspection import get_job, get_plan, notes, re
 from flyball_server.jobs.savings.comparisons import start_comparison
 from flyball_server.jobs.savings.savings import savings_of
 from flyball_server.jobs.services import JobServices
+from flyball_server.jobs.versions import rank_plans
 from flyball_server.prometheus.job_families import job_families
 from flyball_server.views.job_figures import SharedReading
 from flyball_server.views.job_reading import JobReading
@@ -206,6 +207,36 @@ def test_orders_that_never_flush_and_large_pipelines_have_none_with_a_note() -> 
     assert inputs.step_work is None
     assert inputs.work_note is not None
     assert inputs.work_note.startswith("announced work is not used, and steps get no plans of")
+
+
+def test_parts_too_large_for_ranks_keep_the_highest_clocks_with_one_note(
+    services: JobServices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rank_plans, "MAX_PART_BYTES", 6000)
+    working = job(services, error=0.01)
+    assert measured(working) == 2
+    assert working.parts[0].pipeline is None
+    assert get_plan(services, "job", 2).plan.policy == "baseline"
+    (note,) = [each for each in notes(services, get_job(services, "job")) if "work" in each]
+    assert "announced work is not used" in note
+    assert "at most 5400 are sent" in note
+    assert measured(working) == 2
+    assert {mhz for step in working.run(5) for mhz in step.clocks_mhz} == {1400}
+
+
+def test_a_part_without_its_pipeline_has_the_highest_clocks(
+    services: JobServices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A later plan may take more bytes than the one that was looked at."""
+    working = job(services, error=0.01)
+    measured(working)
+    monkeypatch.setattr(rank_plans, "MAX_PART_BYTES", 6000)
+    record, state = get_plan(services, "job", 2), loop_state(services)
+    for rank in working.ranks:
+        part = rank_plans.part_of(record, rank, profile(), state.planned_inputs)
+        assert part.pipeline is None
+        assert part.sm_clocks_mhz == (1400,)
+        assert part.requests == ()
 
 
 def test_the_limit_of_errors_is_an_option(services: JobServices) -> None:

@@ -25,6 +25,7 @@ from flyball_server.jobs.registry.inspection import newest_plan, require_job, re
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.jobs.versions.planning import read_planning
+from flyball_server.jobs.versions.rank_plans import large_parts
 from flyball_server.jobs.wanted.request import has_given_transitions, needs_jitter
 from flyball_wire.messages import Adaptation, JobSpec, JobState
 from flyball_wire.plan_options import plan_options
@@ -145,13 +146,19 @@ def _read(reader: JobReader, job: JobRecord, loop_state: JobLoopState) -> _Found
         are_given=has_given_transitions(spec),
         num_in_node=gpus_in_node(reader.list_ranks(job.job_id)),
     )
+    if model.problem is None:
+        model = replace(model, problem=large_parts(record.plan, profile, model))
     return _Found(record=record, delays=delays, work=model)
 
 
 def _late_work(reader: JobReader, job: JobRecord) -> _Found:
     """Return work that is not measured yet, of a job that has begun to announce it."""
     newest = newest_plan(reader, job.job_id)
-    problem = None if newest is None else no_step_plans(newest.plan, job.spec.policy)
+    profile = reader.find_profile(job.job_id)
+    if newest is None or profile is None:
+        return _Found(work=WorkModel())
+    problem = no_step_plans(newest.plan, job.spec.policy)
+    problem = problem or large_parts(newest.plan, profile, WorkModel())
     return _Found(work=WorkModel(problem=problem))
 
 
