@@ -153,6 +153,10 @@ class WorkModel:
     coefficients: tuple[tuple[float, float, float], ...] = ()
     #: Mean over the measured microbatches: sum of lengths, sum of their squares.
     mean_work: tuple[float, float] = (0.0, 0.0)
+    #: Means of the squared sum of lengths S, of S times the sum of squares Q, and of Q squared.
+    mean_products: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    #: Least and largest sum of a measured microbatch's lengths; 0 where all work is factors.
+    lengths_range: tuple[float, float] = (0.0, 0.0)
     #: Standard deviation of times from the predicted ones that a microbatch's instructions share,
     #: and of each for itself, as shares.
     shared_error: float = 0.0

@@ -5,12 +5,16 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from flyball_pipeline.work import StepWork
 from flyball_server.jobs.findings.noting import note_findings
 from flyball_server.jobs.findings.placement import gpus_in_node
 from flyball_server.jobs.job_state import OVER
 from flyball_server.jobs.loop_state import JobLoopState, MeasuredDelays, WorkModel
 from flyball_server.jobs.measurements.announced_work import (
     following,
+    forgotten,
+    has_other_lengths,
+    is_of_few_lengths,
     measured_work,
     no_step_plans,
     with_changes,
@@ -45,8 +49,9 @@ _NOT_TIMED = OVER | {JobState.PROFILING}
 class DelayReconciler:
     """Reconciler that measures a job's delays once per plan version, for later plans to count.
 
-    So it does with the factors of announced work. A job that begins to announce later gets a
-    version whose steps run at the highest clocks until they are measured.
+    So it does with the factors of announced work. A job that begins to announce later, or other
+    lengths than its factors hold for, gets a version whose steps run at the highest clocks until
+    they are measured.
 
     Stored are only delays that change a job's predicted iteration time, or a reserve
     that it chooses, by enough; not while it is compared with the highest clocks, which a new
@@ -58,25 +63,37 @@ class DelayReconciler:
     def runs_after_posts(self, reader: JobReader, job: JobRecord) -> bool:
         """Return whether the newest version's delays are not measured yet, or work is news."""
         loop_state = reader.find_loop_state(job.job_id)
-        return _is_open(reader, job, loop_state) or _announces_late(reader, job, loop_state)
+        return (
+            _is_open(reader, job, loop_state)
+            or _announces_late(reader, job, loop_state)
+            or _has_other_lengths(reader, job, loop_state)
+        )
 
     def __call__(self, services: JobServices, job_id: str) -> float | None:
         """Measure the newest version's delays once its timed steps are over."""
         with services.store.reading() as reader:
             job, loop_state = require_job(reader, job_id), reader.find_loop_state(job_id)
-            is_open = _is_open(reader, job, loop_state)
-            if not is_open and not _announces_late(reader, job, loop_state):
+            if not self.runs_after_posts(reader, job):
                 return None
             if not read_planning(reader, job).is_planned(services):
                 return None
-            found = _read(reader, job, loop_state) if is_open else _late_work(reader, job)
+            if _is_open(reader, job, loop_state):
+                found = _read(reader, job, loop_state)
+            elif loop_state.work is None:
+                found = _late_work(reader, job)
+            else:
+                found = _Found(forgets=loop_state.work)
             if found is None:
                 return None
 
         def changed(now: JobRecord, current: JobLoopState) -> JobLoopState:
             return _with_found(job.spec, current, found) if job.is_same_work(now) else current
 
-        what = "delays" if found.work is None else "delays and announced work"
+        what = (
+            "delays"
+            if found.work is None and found.forgets is None
+            else "delays and announced work"
+        )
         note_findings(services, job_id, changed, f"its steps were read for {what}")
         return None
 
@@ -89,11 +106,13 @@ class _Found:
         record: the version; None: nothing was measured, and work is announced.
         delays: delays; None: too few steps are usable.
         work: announced work; None: none was announced.
+        forgets: model that does not hold for the newest lengths; None: it does.
     """
 
     record: PlanRecord | None = None
     delays: MeasuredDelays | None = None
     work: WorkModel | None = None
+    forgets: WorkModel | None = None
 
 
 def _read(reader: JobReader, job: JobRecord, loop_state: JobLoopState) -> _Found | None:
@@ -171,6 +190,9 @@ def _with_found(spec: JobSpec, current: JobLoopState, found: _Found) -> JobLoopS
         if found.delays is not None and _matters(spec, before, found.delays, record.plan):
             delays = found.delays if before is None else _following(before, found.delays)
             current = current.evolve(delays=delays)
+    if found.forgets is not None:
+        is_same = current.work == found.forgets
+        return current.evolve(work=forgotten(found.forgets)) if is_same else current
     if found.work is None:
         return current.evolve(work=None)
     after = following(current.work, found.work, limit=spec.max_work_error)
@@ -192,13 +214,28 @@ def _announces_late(reader: JobReader, job: JobRecord, loop_state: JobLoopState)
     """Return whether a job's newest steps announce work, which its plan does not know of."""
     if _is_left_alone(job, loop_state) or loop_state.work is not None:
         return False
+    return bool(_newest_work(reader, job, loop_state))
+
+
+def _has_other_lengths(reader: JobReader, job: JobRecord, loop_state: JobLoopState) -> bool:
+    """Return whether the newest steps have lengths of which the factors say nothing."""
+    work = loop_state.work
+    if work is None or work != loop_state.planned_inputs.step_work or not is_of_few_lengths(work):
+        return False
+    if _is_left_alone(job, loop_state):
+        return False
+    return any(has_other_lengths(work, each) for each in _newest_work(reader, job, loop_state))
+
+
+def _newest_work(reader: JobReader, job: JobRecord, loop_state: JobLoopState) -> list[StepWork]:
+    """Return what the newest step announces; empty: the newest version is not measured yet."""
     versions = reader.list_versions(job.job_id)
     newest_step = reader.newest_step(job.job_id)
     is_timed = bool(versions) and versions[-1].version == loop_state.timed_version
     if newest_step is None or not is_timed:
-        return False
+        return []
     newest = reader.list_step_details(job.job_id, newest_step, limit=job.spec.num_expected_ranks)
-    return any(detail.work is not None for detail in newest)
+    return [detail.work for detail in newest if detail.work is not None]
 
 
 def _is_left_alone(job: JobRecord, loop_state: JobLoopState) -> bool:

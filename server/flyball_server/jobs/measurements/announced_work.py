@@ -31,13 +31,20 @@ from flyball_wire.messages import InstructionReport, JobSpec
 from flyball_wire.plan_options import DEFAULT_TARGET, Policy
 from flyball_wire.plans.plan import Plan
 
-# Change of a factor of mean work, and of a reserve, above which ranks get new ones; both double
-# with each time, so that factors that vary from one version to the next end it soon.
+# Root mean square change of a factor, and change of a reserve, above which ranks get new ones; the
+# first halves where the known factors are nearly exact. Both double with each time, so that factors
+# that vary from one version to the next end it soon.
 LEAST_FACTOR_CHANGE, LEAST_RESERVE_CHANGE = 0.02, 0.005
 # A100's p95 up, V100's p5 down, and V100's median call.
 _SLOWEST_KNOWN, _SLOWEST_CALL_S = ChangeDelays(up_s=0.0092, down_s=0.0026), 0.0048
 # An error may exceed its limit by this factor before step plans that exist end.
 _ENDS_ABOVE = 1.25
+# Number of models after which one that fails on new steps is not replaced, but ends step plans.
+_MOST_MODELS = 3
+# Ratio of the largest to the least sum of lengths below which a fit says nothing of other lengths,
+# and that by which lengths outside the range are other ones; the latter grows with each model.
+_NARROW, _OTHER_LENGTHS = 1.5, 1.5
+_VARY = "what it takes varies from one plan version to the next"
 _COEFFICIENT_DIGITS, _ERROR_DIGITS = 4, 4
 
 
@@ -194,11 +201,52 @@ def _model_of_fit(
         if fit.coefficients
         else (),
         coefficients=tuple((_rounded(a), _rounded(b), _rounded(c)) for a, b, c in fit.coefficients),
-        mean_work=(float(times.lengths.mean()), float(times.squares.mean())),
+        **_measured_lengths(times),
         shared_error=round(fit.shared_error, _ERROR_DIGITS),
         own_error=round(fit.own_error, _ERROR_DIGITS),
         reserve=(reserve.of_step, reserve.of_instruction),
         problem=error_problem(fit.error, spec.max_work_error),
+    )
+
+
+def _measured_lengths(times: WorkTimes) -> dict[str, tuple[float, ...]]:
+    """Return the fields of a model that say which lengths it was fitted to."""
+    has_lengths = np.isnan(times.factor)
+    if not has_lengths.any():
+        return {}
+    lengths, squares = times.lengths[has_lengths], times.squares[has_lengths]
+    products = (lengths**2, lengths * squares, squares**2)
+    return {
+        "mean_work": (float(lengths.mean()), float(squares.mean())),
+        "mean_products": tuple(float(each.mean()) for each in products),
+        "lengths_range": (float(lengths.min()), float(lengths.max())),
+    }
+
+
+def is_of_few_lengths(model: WorkModel) -> bool:
+    """Return whether the measured lengths were too alike to tell a slope."""
+    least, most = model.lengths_range
+    return 0 < most <= _NARROW * least
+
+
+def has_other_lengths(model: WorkModel, work: StepWork) -> bool:
+    """Return whether a step has lengths far outside the measured range.
+
+    Of these a model of few lengths says nothing.
+    """
+    least, most = model.lengths_range
+    ratio = _OTHER_LENGTHS ** (model.num_before + 1)
+    return any(
+        len(each) == 2 and (each[0] * ratio < least or each[0] > ratio * most) for each in work
+    )
+
+
+def forgotten(model: WorkModel) -> WorkModel:
+    """Return a model of which no factors are known yet, so that steps run at the highest clocks."""
+    return WorkModel(
+        num_queued=model.num_queued,
+        has_unknown_changes=model.has_unknown_changes,
+        num_before=model.num_before,
     )
 
 
@@ -230,8 +278,15 @@ def following(before: WorkModel | None, after: WorkModel, *, limit: float) -> Wo
         # Hysteresis, for what is measured about the limit.
         is_slight = 0 < after.error <= _ENDS_ABOVE * limit
         after = replace(after, problem=None) if is_slight else after
-    if not _matters(before, after):
+    has_failed = before.problem is not None and before.num_microbatches > 0
+    if has_failed and before.num_before > _MOST_MODELS:
         return None
+    if not _matters(before, after):
+        error = math.hypot(_difference(before, after), after.error)
+        if after.problem is not None or error <= max(_ENDS_ABOVE * limit, 2 * before.error):
+            return None
+        if before.num_before >= _MOST_MODELS:
+            after = replace(after, problem=f"{_VARY}; {error_problem(error, limit)}")
     return replace(after, num_before=before.num_before + 1)
 
 
@@ -255,12 +310,26 @@ def _matters(before: WorkModel, after: WorkModel) -> bool:
     reserves = zip(before.reserve, after.reserve, strict=True)
     if any(abs(one - other) > factor * LEAST_RESERVE_CHANGE for one, other in reserves):
         return True
+    least = min(LEAST_FACTOR_CHANGE, max(2 * before.error, LEAST_FACTOR_CHANGE / 2))
+    return _difference(before, after) > factor * least
+
+
+def _difference(before: WorkModel, after: WorkModel) -> float:
+    """Return the root mean square by which the factors of a place differ at most, as a share.
+
+    The mean is over the microbatches that the later model was fitted to, the share of a place's
+    earlier factor of their mean work.
+    """
     known, found = coefficients_of(before), coefficients_of(after)
-    return any(
-        abs(each.factor(after.mean_work) / known[place].factor(after.mean_work) - 1)
-        > factor * LEAST_FACTOR_CHANGE
-        for place, each in found.items()
-    )
+    lengths, squares = after.mean_work
+    (of_lengths, of_both, of_squares), most = after.mean_products, 0.0
+    for place, each in found.items():
+        a, b, c = (new - old for new, old in zip(each, known[place], strict=True))
+        mean = a + b * lengths + c * squares
+        square = a * (2 * mean - a) + b * b * of_lengths + 2 * b * c * of_both + c * c * of_squares
+        root = math.sqrt(max(square, mean * mean))
+        most = max(most, root / known[place].factor(after.mean_work))
+    return most
 
 
 def _factors(
