@@ -9,6 +9,7 @@ from statistics import fmean, pstdev
 from typing import Any
 
 import pytest
+from tests.planner.one_rank import store_measurements
 from tests.planner.samples import MOMENT, frequency_plan, job_spec
 from tests.planner.stores import opened_store
 from tests.planner.use_cases import put_profile, register_job
@@ -20,6 +21,7 @@ from flyball_profiles.stage_profile import StageProfile
 from flyball_profiles.stage_profile_csv import parse_stage_profile
 from flyball_server.jobs.errors import UnrecordedRunsError
 from flyball_server.jobs.findings.delays import DelayReconciler
+from flyball_server.jobs.findings.news_of_work import NOT_ANNOUNCED, NUM_SILENT_STEPS
 from flyball_server.jobs.findings.work_drift import WorkDriftReconciler
 from flyball_server.jobs.loop_state import JobLoopState, PlanningInputs, WorkModel
 from flyball_server.jobs.measurements.announced_work import (
@@ -31,6 +33,7 @@ from flyball_server.jobs.measurements.announced_work import (
 from flyball_server.jobs.measurements.step_reading import read_fold
 from flyball_server.jobs.measurements.timed_steps import MOST_TIMED_STEPS
 from flyball_server.jobs.reconcile.plans import PlanReconciler
+from flyball_server.jobs.records import StepDetail, StepRecord
 from flyball_server.jobs.registry.inspection import get_job, get_plan, notes, require_job
 from flyball_server.jobs.savings.comparisons import start_comparison
 from flyball_server.jobs.savings.savings import savings_of
@@ -156,6 +159,9 @@ def test_a_job_that_announces_is_not_held_at_the_highest_clocks(services: JobSer
     working.run(3)
     assert measured(working, 14) == 2
     working.announced = step_work
+    working.run(3)
+    reconciled(services)
+    assert working.newest == 2
     working.run(1)
     reconciled(services)
     working.take()
@@ -364,7 +370,78 @@ def test_a_job_that_ends_to_announce_follows_one_plan_again(services: JobService
     assert working.newest == version + 1
     measured(working, 18)
     assert working.parts[0].pipeline is None
+    assert work_of(services) == WorkModel(problem=NOT_ANNOUNCED, num_before=1)
+
+
+def test_a_job_that_ends_to_announce_in_a_version_says_so_and_may_begin_again(
+    services: JobServices,
+) -> None:
+    working = job(services, error=0.01)
+    measured(working)
+    measured(working, 17)
+    version = working.newest
+    working.announced = lambda _: None
+    working.run(NUM_SILENT_STEPS - 1)
+    reconciled(services)
+    assert working.newest == version
+    working.run(1)
+    reconciled(services)
+    assert working.take() == version + 1
+    (note,) = [each for each in notes(services, get_job(services, "job")) if "work" in each]
+    assert NOT_ANNOUNCED in note
+    assert working.parts[0].pipeline is None
+    # Once its delays are measured, and after some more steps.
+    measured(working, 20)
+    version = working.newest
+    working.announced = step_work
+    measured(working, 8)
+    assert working.newest == version
+    measured(working, 60)
+    assert working.newest == version + 1
+    measured(working, 17)
+    assert working.parts[0].pipeline is not None
+    assert notes(services, get_job(services, "job")) == ()
+
+
+def test_a_job_that_ends_to_announce_often_waits_longer_to_begin(services: JobServices) -> None:
+    """After two models 16 steps of a version are 64."""
+    working = job(services, {"num_ranks": 2}, num_pipelines=1, announced=lambda _: None)
+    measured(working)
+    measured(working, 17)
+    version, begun = working.newest, get_plan(services, "job", working.newest).first_step
+    ended = WorkModel(problem=NOT_ANNOUNCED, num_before=2)
+    with services.store.writing("job") as writer:
+        writer.save_loop_state(writer.find_loop_state("job").evolve(work=ended))
+    working.announced = step_work
+    assert begun is not None
+    measured(working, begun + 64 - working.step + 3)
+    assert working.newest == version
+    measured(working, 1)
+    assert working.newest == version + 1
+    assert work_of(services) == WorkModel(num_before=2)
+
+
+@pytest.mark.parametrize("has_version", [False, True])
+def test_a_single_step_of_absurd_number_begins_nothing(
+    services: JobServices, has_version: bool
+) -> None:
+    working = job(services, announced=lambda _: None)
+    measured(working)
+    version, far = working.newest, 10**12
+    record = StepRecord(
+        job_id="job",
+        rank=0,
+        step=far,
+        plan_version=version if has_version else version - 1,
+        time_s=1.0,
+        energy_j=1.0,
+    )
+    detail = StepDetail(job_id="job", rank=0, step=far, work=((1.0,),))
+    store_measurements(services, "job", 0, [record], [detail])
+    for _ in range(4):
+        measured(working, 16)
     assert work_of(services) is None
+    assert working.newest == version
 
 
 def test_drifted_times_give_ranks_other_factors(services: JobServices) -> None:
