@@ -471,3 +471,25 @@ def test_a_few_steps_of_unknown_work_are_left_out() -> None:
         del works[number]
     none = savings_of(fold_of(kinds, measured, works)).versions[1]
     assert none.baseline == BaselineOrigin.NONE
+
+
+def test_steps_of_other_coefficients_are_not_compared() -> None:
+    """A fit that says 5 % more for the same work is no saving; nor is a mixture of two."""
+    first = {number: WorkAtHighest(1.0, 100.0, model=1) for number in range(20)}
+    later = {number: WorkAtHighest(1.05, 105.0, model=2) for number in range(20, 60)}
+    measured = [
+        *steps(range(20), 1, energy_j=100.0),
+        *steps(range(20, 40), 2, energy_j=100.0),
+        *steps(range(40, 60), 3, energy_j=100.0),
+    ]
+    kinds = {1: StepKinds(baseline_cycle=(True,))}
+    second, third = savings_of(fold_of(kinds, measured, first | later)).versions[1:]
+    assert (second.baseline, third.baseline) == (BaselineOrigin.NONE, BaselineOrigin.NONE)
+    # With steps at the highest clocks of the same coefficients there is a comparison.
+    kinds[2] = StepKinds(baseline_cycle=(True,))
+    third = savings_of(fold_of(kinds, measured, first | later)).versions[2]
+    assert third.baseline == BaselineOrigin.APART
+    assert mean(third.saving_percent) == pytest.approx(0)
+    # Half of a version's steps are of either: their work counts as not known.
+    mixed = first | later | dict.fromkeys(range(50, 60), first[0])
+    assert savings_of(fold_of(kinds, measured, mixed)).versions[2].baseline == BaselineOrigin.NONE

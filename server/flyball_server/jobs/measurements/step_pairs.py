@@ -18,6 +18,8 @@ class WorkAtHighest(NamedTuple):
 
     time_s: float
     energy_j: float
+    #: Number of the coefficients; predictions of others are of another scale.
+    model: int = 0
 
 
 _MAX_CELLS = 256
@@ -277,6 +279,8 @@ class StepSeries:
     #: steps whose work is known.
     times_of_work: WorkedMeans = field(default_factory=WorkedMeans)
     energies_of_work: WorkedMeans = field(default_factory=WorkedMeans)
+    #: Number of the coefficients of these steps, that of the first; of others, work is not known.
+    model: int = 0
     first_step: int = 0
     last_step: int = 0
 
@@ -290,6 +294,11 @@ class StepSeries:
         """Return whether the work of nearly all steps is known."""
         return 0 < _LEAST_WITH_WORK * self.num_steps <= self.times_of_work.num_values
 
+    @property
+    def work_model(self) -> int | None:
+        """Return the number of the coefficients; None: the work of too many steps is not known."""
+        return self.model if self.has_work else None
+
     def add(self, step: StepTotals, work: WorkAtHighest | None = None) -> None:
         """Add the next step; a run that has started over has steps with lower numbers again."""
         self.first_step = min(self.first_step, step.step) if self.num_steps else step.step
@@ -297,6 +306,10 @@ class StepSeries:
         self.times_s.add(step.time_s)
         if step.energy_j is not None:
             self.energies_j.add(step.energy_j)
+        if work is not None and not self.times_of_work.num_values:
+            self.model = work.model
+        if work is not None and work.model != self.model:
+            work = None
         if work is not None:
             self.times_of_work.add(step.time_s, work.time_s)
         if work is not None and step.energy_j is not None:
@@ -390,8 +403,15 @@ class PairGathering:
 
     def _count_in(self, pairs: Pairs, wanted: int) -> None:
         a, b = self.on_plan, self.at_baseline
-        _add_pair(pairs.times_s, _half_s(a), _half_s(b), wanted)
-        _add_pair(pairs.energies_j, _half_j(a), _half_j(b), wanted)
+        is_by_work = a.work_model is not None and a.work_model == b.work_model
+        for of_pairs, halves in (
+            (pairs.times_s, [(each.times_s, each.times_of_work) for each in (a, b)]),
+            (pairs.energies_j, [(each.energies_j, each.energies_of_work) for each in (a, b)]),
+        ):
+            one, other = (
+                _half(values, worked if is_by_work else WorkedMeans()) for values, worked in halves
+            )
+            _add_pair(of_pairs, one, other, wanted)
 
 
 class _Half(NamedTuple):
@@ -401,14 +421,6 @@ class _Half(NamedTuple):
     total: float
     #: 0: not known.
     of_work: float = 0.0
-
-
-def _half_s(series: StepSeries) -> _Half:
-    return _half(series.times_s, series.times_of_work if series.has_work else WorkedMeans())
-
-
-def _half_j(series: StepSeries) -> _Half:
-    return _half(series.energies_j, series.energies_of_work if series.has_work else WorkedMeans())
 
 
 def _half(values: BatchMeans, worked: WorkedMeans) -> _Half:
