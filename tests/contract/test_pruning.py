@@ -127,7 +127,10 @@ class Planner:
             num_paired = num_measured_pairs(read_fold(reader, require_job(reader, job_id)), 2)
             newest = [reader.newest_step(job_id, version=version) for version in (None, 1, 2)]
             totals = reader.list_step_totals(job_id, after_step=10, limit=25)
-        overview = dataclasses.replace(reading.overview_of(job_id), job_id="", num_present=0)
+        # Time goes on: its ranks are gone by then.
+        overview = dataclasses.replace(
+            reading.overview_of(job_id), job_id="", num_present=0, condition=None
+        )
         with reading.jobs() as jobs:
             facts = next(each for each in jobs.labelled if each.job.job_id == job_id)
             sums = (facts.measured_stages, facts.fold.sums, facts.fold.num_incomplete)

@@ -54,6 +54,9 @@ ROWS = (
     (1005, 1.20, 472.0),
     (900, 1.33, 480.0),
 )
+# Of a forward and a backward, as parts of that step.
+PARTS = {InstructionKind.FORWARD: 1 / 3, InstructionKind.BACKWARD: 2 / 3}
+NUM_MICROBATCHES = 4
 STRAGGLER, SLOWDOWN = 1, 1.21
 # After "slowdown:0.05": targets and the clocks of the steps under them.
 TARGETS = {
@@ -79,6 +82,19 @@ def step_profile() -> StageProfile:
     )
 
 
+def microbatch_profile() -> StageProfile:
+    """Profile of its forwards and backwards."""
+    return StageProfile(
+        points={
+            (0, kind): points(
+                [(mhz, part * time_s, part * energy_j) for mhz, time_s, energy_j in ROWS]
+            )
+            for kind, part in PARTS.items()
+        },
+        num_ranks_per_stage=(NUM_RANKS,),
+    )
+
+
 class Training:
     """A model under DDP or FSDP2 from the same seed as all others, with dropout and momentum."""
 
@@ -101,10 +117,10 @@ class Training:
         rank = torch.distributed.get_rank()
         self._samples = samples(4, _WIDTH, seed=11 + rank)
 
-    def step(self, *, num_accumulated: int = 1) -> None:
+    def step(self, *, num_accumulated: int = 1, averages_each: bool = False) -> None:
         """Train one step of the optimizer."""
         for number in range(num_accumulated):
-            is_last = number + 1 == num_accumulated
+            is_last = averages_each or number + 1 == num_accumulated
             with self._without_reduction() if not is_last else nullcontext():
                 self._loss().backward()
         self.optimizer.step()
@@ -299,8 +315,10 @@ class VirtualJob:
         settings = replace(
             IDEAL_GPU, noise=options.pop("noise", 0.0), seed=torch.distributed.get_rank()
         )
+        self.profile = step_profile() if "num_microbatches" not in options else microbatch_profile()
+        self._num_accumulated = options.get("num_microbatches", 1)
         self.gpu = EmulatedGpu(
-            step_profile(),
+            self.profile,
             0,
             blocking_power_w=BLOCKING_POWER_W,
             settings=settings,
@@ -316,7 +334,7 @@ class VirtualJob:
             job_id=job_id,
             planner_url=os.environ["PLANNER_URL"],
             gpu=self.gpu,
-            target="slowdown:0.05",
+            target=options.pop("target", "slowdown:0.05"),
             blocking_power_w=BLOCKING_POWER_W,
             **options,
         )
@@ -336,7 +354,7 @@ class VirtualJob:
             end(waits)
 
         with mock.patch.object(RankWaits, "end", end_together), training_step(self.training.model):
-            self.training.step()
+            self.training.step(num_accumulated=self._num_accumulated, averages_each=True)
         self.timings += self.session.last_step_timings
         time.sleep(_PAUSE_S)
 
@@ -430,6 +448,55 @@ def with_own_clocks() -> Findings:
     return found
 
 
+def with_microbatches(kind: str) -> Findings:
+    """Accumulated microbatches that differ, until steps have had clocks of their own."""
+    rank, number = torch.distributed.get_rank(), NUM_MICROBATCHES
+    job = VirtualJob(
+        kind,
+        f"microbatches-{kind}",
+        work=lambda step, microbatch: work_of(rank, step + microbatch),
+        announces_work=True,
+        num_microbatches=number,
+        target="fastest",
+    )
+    job.run_until(lambda: takes_profile(job.planner, job.job_id, job.profile))
+    first = job.session.current_step * number
+    deadline_s = time.monotonic() + _PATIENCE_S
+    loader = steps(
+        count(first),
+        lengths=lambda batch: work_of(rank, batch // number + batch % number),
+        accumulate=number,
+    )
+    for _ in loader:
+        job.step()
+        time.sleep(_EXCHANGE_S)
+        num_own = [one.sm_clock_mhz for one in job.timings].count(900)
+        if rank_0_says(num_own > _NUM_WITH_WORK * number or time.monotonic() > deadline_s):
+            break
+    size = 2 * number
+    ran = [job.timings[at : at + size] for at in range(0, len(job.timings), size)]
+    last = list(zip(job.session.history, ran, strict=True))[-_NUM_WITH_WORK:]
+    found: Findings = {
+        "ran": [
+            [
+                step.step,
+                step.time_s,
+                [[one.kind, one.microbatch, one.sm_clock_mhz, one.compute_time_s] for one in each],
+            ]
+            for step, each in last
+        ],
+        "num_unplanned": sum(one.num_unplanned for one in job.session.history),
+        "num_overruns": job.gpu.num_overruns,
+        "flyball": job.training.findings(),
+    }
+    num_steps = len(job.session.history)
+    job.close()
+    stock = Training(kind)
+    for _ in range(num_steps):
+        stock.step(num_accumulated=number, averages_each=True)
+    return found | {"stock": stock.findings()}
+
+
 def work_of(rank: int, step: int) -> float:
     """Return the work of a rank's step."""
     return 1.5 if (rank + step) % 2 else 1.0
@@ -466,6 +533,7 @@ def scenarios() -> Iterator[tuple[str, Findings]]:
         yield f"{kind} stock", trained_as_torch_does(kind)
         yield f"{kind} flyball", trained_with_flyball(kind)
         yield f"{kind} planned", planned(kind)
+        yield f"{kind} microbatches", with_microbatches(kind)
     yield "online", profiled_online("ddp")
     yield "work", with_work()
     yield "own clocks", with_own_clocks()

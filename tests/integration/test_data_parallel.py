@@ -11,7 +11,9 @@ pytest.importorskip("torch", reason="needs the extra 'torch'")
 
 from tests.integration.data_parallel_scenarios import (
     KINDS,
+    NUM_MICROBATCHES,
     NUM_RANKS,
+    PARTS,
     ROWS,
     SLOWDOWN,
     STRAGGLER,
@@ -130,6 +132,32 @@ def test_a_rank_with_little_work_runs_slower_while_others_take_no_longer(
             assert compute_s == pytest.approx(planned_s if is_own else work, rel=1e-3)
             assert time_s <= longest_s * 1.001
         assert own > 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_rank_runs_slower_in_the_microbatches_that_have_little_work(
+    ranks: Sequence[Findings], kind: str
+) -> None:
+    in_turn = [(part, number) for number in range(NUM_MICROBATCHES) for part in PARTS]
+    for rank_number, rank in enumerate(ranks):
+        found = rank[f"{kind} microbatches"]
+        assert found["flyball"] == found["stock"]
+        assert (found["num_unplanned"], found["num_overruns"]) == (0, 0)
+        own = 0
+        for step, time_s, ran in found["ran"]:
+            # The ranks meet in each backward, FSDP2's in each forward too; one has the most work.
+            assert time_s == pytest.approx(1.5 * NUM_MICROBATCHES, rel=1e-3)
+            assert [(part, number) for part, number, *_ in ran] == in_turn
+            for part, number, sm_clock_mhz, compute_s in ran:
+                work = work_of(rank_number, step + number)
+                planned_mhz = 900 if work == 1.0 else 1410
+                # A step whose clocks come too late, on a busy machine, has the highest.
+                assert sm_clock_mhz in (planned_mhz, 1410)
+                own += sm_clock_mhz == 900
+                time_of_clock_s, _ = _BY_CLOCK[sm_clock_mhz]
+                assert compute_s == pytest.approx(work * PARTS[part] * time_of_clock_s, rel=1e-3)
+        # Two microbatches of each step have little work.
+        assert own > 4
 
 
 @pytest.mark.parametrize(("kind", "num_batches"), [("ddp", 2), ("fsdp", 1)])

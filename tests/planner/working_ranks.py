@@ -55,6 +55,7 @@ class WorkingRanks:
         draw: sequence lengths of a step's microbatches.
         announced: what ranks announce of them; None: nothing.
         error: deviation of times that a microbatch's instructions share.
+        slowdowns: times of a rank's instructions over those of other ranks; no entry: 1.
     """
 
     services: JobServices
@@ -66,6 +67,7 @@ class WorkingRanks:
     announced: Callable[[Lengths], StepWork | None] = step_work
     error: float = 0.0
     own_error: float = 0.0
+    slowdowns: Mapping[int, float] = field(default_factory=dict[int, float])
     waiting_power_w: float = 70.0
     step: int = 0
     parts: dict[int, RankPlan] = field(default_factory=dict[int, RankPlan])
@@ -116,7 +118,7 @@ class WorkingRanks:
         ]
         lengths = [self.draw(self._chance) for _ in range(self.num_pipelines)]
         works = [self.announced(each) for each in lengths]
-        factors = [self._true_factors(model, each) for each in lengths]
+        factors = [self._true_factors(model, *each) for each in enumerate(lengths)]
         highest = [[points[0].frequency_mhz for points in model.points]] * self.num_pipelines
         cycle = record.baseline_cycle
         if cycle and cycle[(self.step - (record.first_step or 0)) % len(cycle)]:
@@ -148,13 +150,14 @@ class WorkingRanks:
             clocks_mhz={mhz for each in clocks for mhz in each},
         )
 
-    def _true_factors(self, model: PipelineModel, lengths: Lengths) -> list[float]:
+    def _true_factors(self, model: PipelineModel, dp_rank: int, lengths: Lengths) -> list[float]:
         work = step_work(lengths)
         shared = [1 + self._chance.gauss(0, self.error) for _ in work]
         return [
             self.true[stage, str(kind)].factor(work[microbatch])
             * shared[microbatch]
             * (1 + self._chance.gauss(0, self.own_error))
+            * self.slowdowns.get(dp_rank * self.num_stages + stage, 1.0)
             for stage, (kind, microbatch, _) in zip(
                 model.dag.stage, model.dag.instruction, strict=True
             )

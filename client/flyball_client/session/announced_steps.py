@@ -74,9 +74,11 @@ class AnnouncedSteps:
         if self._exchange is not None:
             self._exchange.void(step)
 
-    def clocks(self, plan: CompiledPlan, step: int) -> tuple[int, ...]:
-        """Return the step's own clocks, or the highest, MHz."""
-        return plan.highest_mhz if self._exchange is None else self._exchange.clocks(plan, step)
+    def clocks(self, plan: CompiledPlan, step: int) -> tuple[int, ...] | None:
+        """Return the step's own clocks, or the highest, MHz; None: those of the plan."""
+        if self._exchange is not None:
+            return self._exchange.clocks(plan, step)
+        return plan.highest_mhz if plan.has_step_plans else None
 
     def begin(self, step: int, following: CompiledPlan | None, cursor: PlanCursor | None) -> None:
         """Note that a step has begun.

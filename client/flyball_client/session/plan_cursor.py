@@ -87,7 +87,7 @@ class CompiledPlan:
             first_step: The plan's first step.
             own_clocks: Returns a step's own clocks; None: there are none.
         """
-        if own_clocks is None or not self.has_step_plans:
+        if own_clocks is None or (self.cycle_mhz and not self.has_step_plans):
             return None
         cycle = self.baseline_cycle
         if cycle and cycle[(step - first_step) % len(cycle)]:
@@ -95,8 +95,8 @@ class CompiledPlan:
         return own_clocks(self, step)
 
 
-OwnClocks = Callable[[CompiledPlan, int], tuple[int, ...]]
-"""Returns the clocks of a step by its number, one for each instruction of the plan, MHz."""
+OwnClocks = Callable[[CompiledPlan, int], tuple[int, ...] | None]
+"""Returns the clocks of a step by its number, one for each instruction, MHz; None: the plan's."""
 
 
 def number_of_microbatches(instructions: Iterable[tuple[str, int | None]]) -> int | None:

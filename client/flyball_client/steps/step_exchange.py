@@ -103,6 +103,7 @@ class StepExchange:
         # Plans of steps to come.
         self._plans: dict[int, tuple[PlanKey, StepPlan]] = {}
         self._decided: _Decided | None = None
+        self._unaware: PlanKey | None = None
         self._begun, self._voided = first_step - 1, first_step - 1
         self._begun_s, self._longest_pause_s = time.monotonic(), _PAUSES_S[0]
         # Of the step after the begun one, and the last clock of the begun one.
@@ -182,12 +183,15 @@ class StepExchange:
                     kept.pop(late, None)
         self._news.set()
 
-    def clocks(self, plan: CompiledPlan, step: int) -> tuple[int, ...]:
+    def clocks(self, plan: CompiledPlan, step: int) -> tuple[int, ...] | None:
         """Return the step's own clocks, or the highest where there are none, MHz.
 
-        The first call decides, as the step before ends.
+        The first call decides, as the step before ends. None: the step runs the plan's clocks,
+        since its planner gives no step clocks of its own, though it knows of the work.
         """
         key = PlanKey(plan.version, plan.plan_id)
+        if not plan.has_step_plans:
+            return plan.highest_mhz if self._is_unaware(key) else None
         decided = self._decided
         if decided is None or (decided.step, decided.plan) != (step, key):
             found_for, own = self._plans.pop(step, (None, None))
@@ -195,6 +199,12 @@ class StepExchange:
                 own = None
             self._decided = decided = _Decided(step, key, own)
         return plan.highest_mhz if decided.own is None else decided.own.clocks_mhz
+
+    def _is_unaware(self, plan: PlanKey) -> bool:
+        """Return whether a plan is the first since work is announced: made without knowing it."""
+        if self._unaware is None and self._works:
+            self._unaware = plan
+        return plan == self._unaware
 
     def end(self, step: int, plan: PlanKey | None) -> tuple[StepWork | None, StepPlanReport | None]:
         """Return the work of a step that has run, and its own plan.

@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -23,12 +23,14 @@ from typing import Any
 import torch
 from torch.autograd import Variable
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from flyball_client.session.instruction_timings import Transfer
 from flyball_client.session.rank_session import RankSession
 from flyball_client.steps.agreement import Coupling
 from flyball_integrations.shared.attachment import Overrides
+from flyball_integrations.shared.device_hooks import DeviceHooks
 from flyball_integrations.shared.transfer_timers import DeviceTransferTimer, TransferTimer
 
 _logger = logging.getLogger(__name__)
@@ -46,9 +48,12 @@ class RankWaits:
     Args:
         session: session that they are reported to.
         device: of the model; on the CPU a wait is over when it returns, elsewhere it is launched.
+        hooks: of a step's instructions; None: the step is the only one.
     """
 
-    def __init__(self, session: RankSession, *, device: torch.device) -> None:
+    def __init__(
+        self, session: RankSession, *, device: torch.device, hooks: DeviceHooks | None = None
+    ) -> None:
         self._session = session
         self._is_on_host = device.type == "cpu"
         self._is_in_step = False
@@ -58,8 +63,14 @@ class RankWaits:
         self._averaging: set[int] = set()
         #: Greatest number of backwards in a step at whose ends ranks have met.
         self.most_averaging = 0
+        #: Meets the other ranks, where GPUs are emulated.
+        self.meet: Callable[[], None] = lambda: None
+        #: Whether ranks meet in each forward and backward, and instructions end there.
+        self.meets_in_forwards = False
         self._timer = TransferTimer(self._report, clock_s=session.clock_s)
-        if not self._is_on_host:
+        if hooks is not None:
+            self._timer = hooks.transfer_timer(session, self._report)
+        elif not self._is_on_host:
             make_event = torch.get_device_module(device).Event
             self._timer = DeviceTransferTimer(self._report, make_event=make_event)
 
@@ -105,6 +116,10 @@ class RankWaits:
         finally:
             self._is_in_step = False
 
+    def report(self) -> None:
+        """Report the waits that were launched, after a synchronization with the device."""
+        self._timer.report()
+
     def note_averaging(self, backward: int) -> None:
         """Count a backward that averages gradients; each counts once."""
         self._averaging.add(backward)
@@ -149,7 +164,12 @@ class RankWaits:
 
 
 def hook_waits(
-    model: torch.nn.Module, waits: RankWaits, overrides: Overrides, *, num_ranks: int
+    model: torch.nn.Module,
+    waits: RankWaits,
+    overrides: Overrides,
+    *,
+    num_ranks: int,
+    has_microbatches: bool = False,
 ) -> Callable[[], None]:
     """Time the waits of a model's DistributedDataParallel and FSDP2 modules.
 
@@ -158,6 +178,7 @@ def hook_waits(
         waits: their timer.
         overrides: restores the methods that are replaced.
         num_ranks: number of ranks; of several, a model without such modules is warned of.
+        has_microbatches: True: each forward and backward is an instruction.
 
     Returns:
         Function that removes the model's hook.
@@ -166,7 +187,7 @@ def hook_waits(
     replicated = [each for each in modules if isinstance(each, DistributedDataParallel)]
     for module in replicated:
         _override(module, DDP_WAITS, waits, overrides)
-    groups = [group for each in modules for group in _fsdp_groups(each)]
+    groups = fsdp_groups(model)
     for group in groups:
         _override(group, FSDP_WAITS, waits, overrides)
     if num_ranks > 1 and not (replicated or groups):
@@ -176,27 +197,42 @@ def hook_waits(
             " wrapped model",
             num_ranks,
         )
-    if not replicated:
-        return lambda: None
-    meeting = _PaddedMeeting.of_emulated(waits, replicated, num_ranks=num_ranks)
-    hook = model.register_forward_hook(_BackwardEnd(waits, replicated, meeting).hook, prepend=True)
+    meeting: _PaddedMeeting | None = None
+    hooked = ExitStack()
+    waits.meets_in_forwards = bool(groups) and has_microbatches
+    if replicated or waits.meets_in_forwards:
+        meeting = _PaddedMeeting.of_emulated(
+            waits, model, replicated, num_ranks=num_ranks, is_last_alone=not has_microbatches
+        )
+    if meeting is not None:
+        waits.meet = meeting.meet
+        hooked.callback(meeting.close)
+    if replicated:
+        end = _BackwardEnd(waits, replicated, meeting)
+        hooked.callback(model.register_forward_hook(end.hook, prepend=True).remove)
+    return hooked.close
 
-    def remove() -> None:
-        hook.remove()
-        if meeting is not None:
-            meeting.close()
 
-    return remove
+def coupling_of(
+    model: torch.nn.Module, *, num_ranks: int, has_microbatches: bool = False
+) -> Coupling:
+    """Return where the ranks wait for each other.
 
-
-def coupling_of(model: torch.nn.Module, *, num_ranks: int) -> Coupling:
-    """Return where the ranks wait for each other; DDP is taken to average once a step."""
+    DDP is taken to average once a step, or with microbatches in each of them.
+    """
     modules = list(model.modules())
     if any(isinstance(each, FSDPModule) for each in modules):
         return "instruction"
-    if num_ranks == 1 or any(isinstance(each, DistributedDataParallel) for each in modules):
+    if num_ranks == 1:
         return "step"
+    if any(isinstance(each, DistributedDataParallel) for each in modules):
+        return "backward" if has_microbatches else "step"
     return "unknown"
+
+
+def fsdp_groups(model: torch.nn.Module) -> list[Any]:
+    """Return the parameter groups of a model's FSDP2 modules."""
+    return [group for each in model.modules() for group in _fsdp_groups(each)]
 
 
 def _fsdp_groups(module: torch.nn.Module) -> list[Any]:
@@ -234,12 +270,13 @@ class _PaddedMeeting:
     The last gradients are on their way before the padding, so no rank would wait for one that pads
     longer, and its time would come to the next step. So each rank pads as its computation ends, and
     then meets the others. A step has as many backwards that exchange gradients as the one before;
-    it pads at the last of them.
+    where it is one instruction, it pads at the last of them.
 
     Args:
         waits: timer of the wait for the others.
         modules: all DistributedDataParallel modules of the model.
         group: group of all ranks, of its own.
+        is_last_alone: True: the step is one instruction; False: each backward is.
     """
 
     def __init__(
@@ -247,40 +284,60 @@ class _PaddedMeeting:
         waits: RankWaits,
         modules: Sequence[DistributedDataParallel],
         group: torch.distributed.ProcessGroup,
+        *,
+        is_last_alone: bool,
     ) -> None:
         self._waits = waits
         self._modules = modules
+        self._is_last_alone = is_last_alone
         self._group: torch.distributed.ProcessGroup | None = group
         self._step = -1
         self._num_backwards = self._num_before = 1
 
     @classmethod
     def of_emulated(
-        cls, waits: RankWaits, modules: Sequence[DistributedDataParallel], *, num_ranks: int
+        cls,
+        waits: RankWaits,
+        model: torch.nn.Module,
+        modules: Sequence[DistributedDataParallel],
+        *,
+        num_ranks: int,
+        is_last_alone: bool,
     ) -> _PaddedMeeting | None:
         """Return a meeting of all ranks; None: GPUs are real, or not all ranks meet."""
-        if not waits.is_padded or modules[0].process_group.size() != num_ranks:
+        sizes = [each.process_group.size() for each in modules] or [
+            each.device_mesh.size() for each in model.parameters() if isinstance(each, DTensor)
+        ]
+        if not waits.is_padded or sizes[:1] != [num_ranks]:
             return None
         group = torch.distributed.new_group(backend="gloo", timeout=_MEETING_TIMEOUT)
-        return cls(waits, modules, group)
+        return cls(waits, modules, group, is_last_alone=is_last_alone)
 
     def backward_ends(self) -> None:
-        """Pad, and meet the others, where this is the step's last backward."""
-        group = self._group
-        if group is None or not all(each.require_backward_grad_sync for each in self._modules):
+        """Pad, and meet the others, where this backward ends an instruction and averages."""
+        if not all(each.require_backward_grad_sync for each in self._modules):
             return
-        if self._waits.step != self._step:
-            self._step, self._num_before = self._waits.step, self._num_backwards
-            self._num_backwards = 0
-        self._num_backwards += 1
-        if self._num_backwards == self._num_before:
-            self._waits.complete()
-            try:
-                with self._waits.timed():
-                    torch.distributed.barrier(group)
-            except RuntimeError as error:  # as where ranks have other numbers of steps
-                self._group = None
-                _logger.warning("emulated ranks do not meet any more: %s", error)
+        if self._is_last_alone:
+            if self._waits.step != self._step:
+                self._step, self._num_before = self._waits.step, self._num_backwards
+                self._num_backwards = 0
+            self._num_backwards += 1
+            if self._num_backwards != self._num_before:
+                return
+        self.meet()
+
+    def meet(self) -> None:
+        """Pad, and meet the others."""
+        group = self._group
+        if group is None:
+            return
+        self._waits.complete()
+        try:
+            with self._waits.timed():
+                torch.distributed.barrier(group)
+        except RuntimeError as error:  # as where ranks have other numbers of steps
+            self._group = None
+            _logger.warning("emulated ranks do not meet any more: %s", error)
 
     def close(self) -> None:
         """Free the group; every rank must call it."""
@@ -315,7 +372,7 @@ class _BackwardEnd:
     def hook(self, module: torch.nn.Module, inputs: object, output: object) -> None:
         """Prepare the backward of a forward's output."""
         del module, inputs
-        tensor = _differentiable(output)
+        tensor = differentiable(output)
         if tensor is not None and self._waits.is_in_step:
             # no_sync counts at the forward.
             averages = all(each.require_backward_grad_sync for each in self._modules)
@@ -334,7 +391,7 @@ class _BackwardEnd:
         Variable._execution_engine.queue_callback(self._waits.end)
 
 
-def _differentiable(value: object) -> torch.Tensor | None:
+def differentiable(value: object) -> torch.Tensor | None:
     """Return the first tensor with a gradient in nested lists, tuples, mappings and dataclasses."""
     if isinstance(value, torch.Tensor):
         return value if value.requires_grad else None
@@ -345,4 +402,4 @@ def _differentiable(value: object) -> torch.Tensor | None:
         parts = list(value)
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         parts = [getattr(value, field.name) for field in dataclasses.fields(value)]
-    return next((found for part in parts if (found := _differentiable(part)) is not None), None)
+    return next((found for part in parts if (found := differentiable(part)) is not None), None)

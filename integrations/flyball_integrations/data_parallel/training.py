@@ -9,7 +9,8 @@
     flyball_integrations.data_parallel.detach(model)
 
 Where the lengths of sequences differ, `steps(loader, lengths=...)` announces the work of each step.
-To the planner it is a pipeline of one stage, with one instruction: the whole step.
+To the planner it is a pipeline of one stage, with one instruction: the whole step. With
+`num_microbatches` it is one of the forward and the backward of each microbatch.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict, dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any, TypeVar, Unpack
 from weakref import WeakKeyDictionary
 
@@ -29,11 +30,14 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from flyball_client.session.rank_session import RankSession
 from flyball_client.steps.agreement import Coupling
+from flyball_integrations.data_parallel.microbatches import MicrobatchSteps, meets_in_microbatch
 from flyball_integrations.data_parallel.rank_waits import RankWaits, coupling_of, hook_waits
 from flyball_integrations.shared.attach_options import AttachOptions, check_options
 from flyball_integrations.shared.attachment import Overrides, RankEnds, RankLayout
+from flyball_integrations.shared.device_hooks import DeviceHooks
 from flyball_integrations.shared.step_loader import (
     BatchLengths,
+    PipelineAnnouncer,
     StepAnnouncer,
     StepLoader,
     read_lengths,
@@ -41,6 +45,7 @@ from flyball_integrations.shared.step_loader import (
 from flyball_integrations.shared.whole_steps import STEP, WholeSteps
 from flyball_integrations.torch.rank_places import find_place_without_pipeline
 from flyball_wire.messages import JobRegistration
+from flyball_wire.plan_options import DEFAULT_SCHEDULE
 
 _logger = logging.getLogger(__name__)
 
@@ -52,9 +57,9 @@ class _Attachment:
     """State that `detach` closes and `training_step` uses."""
 
     opened: ExitStack
-    steps: WholeSteps
+    steps: WholeSteps | MicrobatchSteps
     #: None: the work of steps is not announced.
-    announcer: _WholeStepAnnouncer | None
+    announcer: StepAnnouncer | None
 
 
 class _WholeStepAnnouncer:
@@ -84,11 +89,45 @@ class _WholeStepAnnouncer:
             self._is_over = True
             _logger.warning(
                 "steps are no longer announced: with several batches in a step the ranks meet in"
-                " each, and one clock for the whole step would make them wait; use"
-                " DistributedDataParallel, with no_sync() in all but the last batch"
+                " each, and one clock for the whole step would make them wait; give attach"
+                " num_microbatches, or use DistributedDataParallel with no_sync() in all but the"
+                " last batch"
             )
         if not self._is_over:
             self._session.announce_step([whole_work(work)], step=step)
+
+
+class _MicrobatchAnnouncer(PipelineAnnouncer):
+    """Announcer of steps whose microbatches' forwards and backwards are instructions.
+
+    A deadline for each would let a step take longer where ranks meet only at its end. So nothing
+    is announced before a step has shown that they meet in each microbatch.
+
+    Args:
+        session: session of the rank.
+        hooks: of the rank, by whose launches steps are counted.
+        steps: of the rank.
+        coupling: where the ranks wait for each other.
+    """
+
+    def __init__(
+        self, session: RankSession, hooks: DeviceHooks, steps: MicrobatchSteps, coupling: Coupling
+    ) -> None:
+        super().__init__(session, hooks)
+        self._steps = steps
+        self._is_alone = coupling == "step"
+        self._is_over = False
+
+    def announce(self, work: Sequence[BatchLengths], step: int) -> None:
+        """Announce a step by the lengths of each microbatch."""
+        if self._steps.meets_in_each is False and not (self._is_alone or self._is_over):
+            self._is_over = True
+            _logger.warning(
+                "steps are no longer announced: ranks do not wait for each other in each"
+                " microbatch, as with no_sync(); call attach without num_microbatches"
+            )
+        if self._is_alone or self._steps.meets_in_each:
+            super().announce(work, step)
 
 
 def whole_work(batches: Sequence[BatchLengths]) -> BatchLengths:
@@ -112,6 +151,7 @@ def attach(
     tp_rank: int | None = None,
     cp_rank: int | None = None,
     initial_step: int = 0,
+    num_microbatches: int | None = None,
     **options: Unpack[AttachOptions],
 ) -> RankSession:
     """Attach the planner's clocks to this rank, and return its session, already started.
@@ -129,6 +169,9 @@ def attach(
         tp_rank: likewise in tensor parallelism.
         cp_rank: likewise in context parallelism.
         initial_step: number of the first step, where training resumes.
+        num_microbatches: number of batches in a step, each a call of the model and a backward,
+            where ranks meet in each: FSDP2, or DistributedDataParallel without `no_sync`. Each
+            forward and each backward then has a clock of its own. None: the step has one.
         options: how to plan, and the rank's planner and GPU;
             `help("flyball_integrations.shared.attach_options")` describes them.
 
@@ -140,13 +183,12 @@ def attach(
     """
     check_options(attach, options)
     device = _device_of(model)
+    if num_microbatches is not None and num_microbatches < 1:
+        raise ValueError(f"num_microbatches must be at least 1, not {num_microbatches}")
     rank, num_ranks = _rank_and_size()
     given = {"dp_rank": dp_rank, "tp_rank": tp_rank, "cp_rank": cp_rank}
     place = find_place_without_pipeline(
         model.parameters(), rank=rank, mesh=device_mesh, given=given
-    )
-    registration = JobRegistration(
-        num_stages=1, num_microbatches=1, num_ranks=num_ranks, schedule=STEP
     )
     with ExitStack() as opened:
         ends = RankEnds(
@@ -157,20 +199,44 @@ def attach(
             layout=RankLayout(rank=rank, stage=0, **asdict(place)),
             initial_step=initial_step,
         )
-        session = ends.open_session()
-        waits = RankWaits(session, device=device)
+        hooks = None if num_microbatches is None else ends.device_hooks(device)
+        session = ends.open_session(hooks=hooks)
+        waits = RankWaits(session, device=device, hooks=hooks)
         overrides = Overrides()
         opened.callback(overrides.remove)
-        opened.callback(hook_waits(model, waits, overrides, num_ranks=num_ranks))
-        coupling = coupling_of(model, num_ranks=num_ranks)
+        has_microbatches = hooks is not None
+        coupling = coupling_of(model, num_ranks=num_ranks, has_microbatches=has_microbatches)
+        steps: WholeSteps | MicrobatchSteps
+        announcer: StepAnnouncer
+        if hooks is None:
+            steps = WholeSteps(session, synchronize=_synchronize(device), inside=waits.in_step)
+            announcer = _WholeStepAnnouncer(session, waits, coupling)
+        else:
+            # Before the hooks of waits, which so are called first.
+            steps = MicrobatchSteps(
+                model,
+                hooks.of(session),
+                waits,
+                synchronize=hooks.synchronize,
+                meets=meets_in_microbatch(model),
+            )
+            opened.callback(steps.remove)
+            announcer = _MicrobatchAnnouncer(session, hooks, steps, coupling)
+        opened.callback(
+            hook_waits(
+                model, waits, overrides, num_ranks=num_ranks, has_microbatches=has_microbatches
+            )
+        )
         ends.start(session, coupling=coupling)
-        ends.register(registration, session)
+        if num_microbatches is None:
+            ends.register(_registration(STEP, 1, num_ranks), session)
+        else:
+            of_number = partial(_registration, DEFAULT_SCHEDULE, num_ranks=num_ranks)
+            ends.register(of_number(num_microbatches), session, of_number)
         _attachments[model] = _Attachment(
             opened=opened.pop_all(),
-            steps=WholeSteps(session, synchronize=_synchronize(device), inside=waits.in_step),
-            announcer=_WholeStepAnnouncer(session, waits, coupling)
-            if ends.announces_work
-            else None,
+            steps=steps,
+            announcer=announcer if ends.announces_work else None,
         )
     return session
 
@@ -231,7 +297,7 @@ def steps(
         ValueError: `accumulate` is below 1.
     """
 
-    def find_announcer() -> _WholeStepAnnouncer | None:
+    def find_announcer() -> StepAnnouncer | None:
         attached = _attachments.get(model) if model is not None else None
         if model is None and len(_attachments) == 1:
             (attached,) = _attachments.values()
@@ -279,6 +345,12 @@ def _rank_and_size() -> tuple[int, int]:
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return 0, 1
     return torch.distributed.get_rank(), torch.distributed.get_world_size()
+
+
+def _registration(schedule: str, num_microbatches: int, num_ranks: int) -> JobRegistration:
+    return JobRegistration(
+        num_stages=1, num_microbatches=num_microbatches, num_ranks=num_ranks, schedule=schedule
+    )
 
 
 def _synchronize(device: torch.device) -> Callable[[], None]:

@@ -251,13 +251,21 @@ class DeviceHooks:
         counted = self._session if self._launched is None else self._launched
         return 0 if counted is None else counted.next_step
 
-    def transfer_timer(self, session: RankSession) -> TransferTimer:
-        """Return the timer of this rank's receives and sends."""
+    def transfer_timer(
+        self, session: RankSession, on_transfer: OnTransfer | None = None
+    ) -> TransferTimer:
+        """Return the timer of this rank's receives and sends.
+
+        Args:
+            session: of this rank.
+            on_transfer: called with each; None: the session's own.
+        """
+        on_transfer = on_transfer or session.on_transfer
         if self._timeline is not None:
-            return _StreamTransferTimer(session.on_transfer, self._timeline)
+            return _StreamTransferTimer(on_transfer, self._timeline)
         if self._module is None:
-            return TransferTimer(session.on_transfer, clock_s=session.clock_s)
-        return DeviceTransferTimer(session.on_transfer, make_event=self._module.Event)
+            return TransferTimer(on_transfer, clock_s=session.clock_s)
+        return DeviceTransferTimer(on_transfer, make_event=self._module.Event)
 
     def synchronize(self) -> None:
         """Wait, where hooks need it, for the work on the current stream.

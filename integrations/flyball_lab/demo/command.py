@@ -16,6 +16,7 @@ from rich.console import Console
 from flyball_client.api.errors import PlannerError
 from flyball_client.api.planner_client import PlannerClient
 from flyball_client.profiling.arguments import add_option, count, quantity
+from flyball_lab.demo.lengths import ComparedSteps, LengthsResult
 from flyball_lab.demo.options import (
     JOB_ID,
     NUM_STAGES,
@@ -70,18 +71,23 @@ class DemoRun:
             self._phase = phase
             self._console.print(phase, highlight=False, soft_wrap=True)
 
-    def result(self, planner: ChildProcess, url: str, interruption: Interruption) -> DemoResult:
+    def result(
+        self, planner: ChildProcess, url: str, interruption: Interruption
+    ) -> DemoResult | LengthsResult:
         """Train on the planner's plan, and return the result.
 
         Raises:
             DemoFailedError: a part ended or failed.
             KeyboardInterrupt: a signal came meanwhile.
         """
+        compared = ComparedSteps(num_pairs=self._options.num_steps)
         training = started_ranks(self.folder, self._environment, self._options, planner_url=url)
         try:
             with PlannerClient(url, timeout_s=_PLANNER_TIMEOUT_S) as client:
                 with training as ranks, self._status:
-                    self._wait_for(ranks, planner, client, interruption)
+                    self._wait_for(ranks, planner, client, interruption, compared)
+                if self._options.lengths:
+                    return compared.result(client)
                 return self._measured(client)
         except PlannerError as error:
             # A planner that died has the reason in its log; give its process time to end.
@@ -95,10 +101,13 @@ class DemoRun:
         planner: ChildProcess,
         client: PlannerClient,
         interruption: Interruption,
+        compared: ComparedSteps,
     ) -> None:
         """Put the profile once the baseline is measured, and return when training has ended."""
         self.begin("starting 4 ranks (DeepSpeed over gloo on the CPU)")
-        num_baseline, is_profiled = self._options.num_steps + 1, False
+        # Where steps differ, the baseline is measured by turns with the plans.
+        num_baseline = 0 if self._options.lengths else self._options.num_steps + 1
+        is_profiled = False
         while not check_training(ranks):
             check_planner(planner)
             steps = self.folder.trained_steps()
@@ -106,6 +115,8 @@ class DemoRun:
             if len(steps) > num_baseline and not is_profiled:
                 client.put_profile_csv(JOB_ID, self.folder.profile_csv.read_text())
                 is_profiled = True
+            elif is_profiled and self._options.lengths and compared.follow(client):
+                self.folder.end_file.touch()
             interruption.sleep(_POLL_S)
         check_planner(planner)
 
@@ -113,6 +124,10 @@ class DemoRun:
         if not steps:
             return
         newest, num_phase = steps[-1], self._options.num_steps + 1
+        if self._options.lengths:
+            self.begin("training: lengths are fitted, then plans compared with the highest clocks")
+            self._status.update(f"step {len(steps)}, loss {newest.loss:.2f}")
+            return
         first = next((step.step for step in steps if step.plan_version is not None), num_phase)
         phase = "training at the highest clocks"
         if newest.plan_version is not None:
@@ -187,6 +202,12 @@ def _configure(parser: argparse.ArgumentParser) -> None:
         ),
     ):
         add_option(parser, flag, parse, metavar, text, default=default)
+    parser.add_argument(
+        "--lengths",
+        action="store_true",
+        help="train on sequences that differ in length, each step on a plan of its own, by turns"
+        " with --steps steps at the highest clocks",
+    )
     parser.add_argument("--json", action="store_true", help="print the result as JSON only")
     parser.add_argument(
         "--keep",
@@ -204,6 +225,7 @@ def _run(arguments: argparse.Namespace) -> int:
         num_steps=arguments.steps,
         num_microbatches=arguments.microbatches,
         time_scale=arguments.time_scale,
+        lengths=arguments.lengths,
     )
     with _folder(arguments.keep) as folder:
         try:
@@ -227,11 +249,18 @@ def _run_in(folder: RunFolder, options: DemoOptions, arguments: argparse.Namespa
         url = wait_for_planner(planner, interruption)
         run.begin(f"planner at {url}")
         result = run.result(planner, url, interruption)
-    failed, unjudged = failed_condition(result, options), unjudged_time(result, options)
-    if arguments.json:
-        print(json.dumps(result_document(result, failed=failed, unjudged=unjudged)))
+    further_lines = _further_lines(url, folder, keep=arguments.keep is not None)
+    if isinstance(result, LengthsResult):
+        failed, unjudged = result.failed_condition(), result.unjudged_time(options)
+        document = result.document(failed=failed, unjudged=unjudged)
     else:
-        further_lines = _further_lines(url, folder, keep=arguments.keep is not None)
+        failed, unjudged = failed_condition(result, options), unjudged_time(result, options)
+        document = result_document(result, failed=failed, unjudged=unjudged)
+    if arguments.json:
+        print(json.dumps(document))
+    elif isinstance(result, LengthsResult):
+        print("\n".join((*result.lines(), "", *further_lines)))
+    else:
         print_report(Console(), result, further_lines)
     if unjudged is not None:
         print(f"flyball demo: {unjudged}", file=sys.stderr)

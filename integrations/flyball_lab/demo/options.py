@@ -70,11 +70,13 @@ class DemoOptions:
     #: Wall seconds of an emulated second; the larger, the smaller the share of the computer's own
     #: overheads.
     time_scale: float = 2.0
+    #: Train on sequences that differ in length, and announce them; `num_steps` are pairs then.
+    lengths: bool = False
 
     @property
     def max_steps(self) -> int:
-        """Number of steps after which training ends without a plan."""
-        return 2 * self.num_steps + 60
+        """Number of steps after which training ends without a plan, or a comparison's end."""
+        return (4 if self.lengths else 2) * self.num_steps + 60 + 140 * self.lengths
 
 
 def demo_profile() -> StageProfile:

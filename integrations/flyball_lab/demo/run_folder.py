@@ -33,6 +33,8 @@ class RunFolder:
         self.store_file = path / "store"
         #: Queue of the clock calls of the emulated GPUs, which share a node.
         self.node_file = path / "node"
+        #: Made by the demo where training shall end.
+        self.end_file = path / "end"
         #: A line for each step, added by rank 0.
         self.trained_steps_file = path / "steps.jsonl"
 

@@ -10,6 +10,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import deepspeed
@@ -20,7 +21,8 @@ from deepspeed.runtime.pipe.engine import PipelineEngine
 from torch import nn
 
 from flyball_client.gpu.emulated import EmulatedGpu, EmulatedGpuSettings, EmulatedNode
-from flyball_integrations.deepspeed.pipeline import attach, detach
+from flyball_integrations.deepspeed.pipeline import attach, detach, microbatches
+from flyball_lab.demo.lengths import MOST_TOKENS, num_tokens, work_factor
 from flyball_lab.demo.options import (
     JOB_ID,
     DemoOptions,
@@ -29,6 +31,9 @@ from flyball_lab.demo.options import (
 )
 from flyball_lab.demo.run_folder import RunFolder, TrainedStep
 
+# Class of labels that cross entropy leaves out.
+_PADDING = -100
+
 
 def leave_out_deepspeed_helper() -> None:
     """Keep `deepspeed.init_distributed` from compiling for half a minute; call it before."""
@@ -36,7 +41,7 @@ def leave_out_deepspeed_helper() -> None:
 
 
 VOCABULARY_SIZE = 96
-SEQUENCE_LENGTH = 24
+SEQUENCE_LENGTH = MOST_TOKENS
 _WIDTH = 48
 _NUM_HEADS = 4
 _NUM_BLOCKS = 8
@@ -96,6 +101,13 @@ def synthetic_text(seed: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         yield text[:, :-1], text[:, 1:]
 
 
+def padded_text(seed: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Return `synthetic_text` cut to `num_tokens`, and padded: labels are left out there."""
+    for number, (tokens, labels) in enumerate(synthetic_text(seed)):
+        is_padding = torch.arange(SEQUENCE_LENGTH) >= num_tokens(number)
+        yield tokens.masked_fill(is_padding, 0), labels.masked_fill(is_padding, _PADDING)
+
+
 class ClockWitness:
     """Observer between session and device: notes the requested clock, then lets the device pad.
 
@@ -144,6 +156,7 @@ def main() -> None:
         settings=EmulatedGpuSettings(seed=engine.global_rank),
         node=EmulatedNode(folder.node_file),
         time_scale=options.time_scale,
+        work=partial(_work, options.num_microbatches) if options.lengths else None,
         product="A100",
     )
     witness = ClockWitness(gpu)
@@ -155,8 +168,13 @@ def main() -> None:
         observer=witness,
         p2p="eager",
         blocking_power_w=[demo_blocking_power_w()],
+        announces_work=options.lengths,
     )
     text = synthetic_text(_SEED)
+    if options.lengths:
+        text = microbatches(
+            engine, padded_text(_SEED), lengths=lambda batch: int((batch[1] != _PADDING).sum())
+        )
     num_planned_steps = 0
     for step in range(options.max_steps):
         witness.begin_step()
@@ -166,7 +184,8 @@ def main() -> None:
         if engine.global_rank == 0:
             folder.add_trained_step(TrainedStep(step=step, plan_version=version, loss=float(loss)))
         # One step more than is measured: the first on the plan is a warm-up.
-        if _rank_0_decides(num_planned_steps > options.num_steps):
+        is_over = num_planned_steps > options.num_steps
+        if _rank_0_decides(folder.end_file.exists() if options.lengths else is_over):
             break
     witness.write(folder.rank_clocks(engine.global_rank))
     detach(engine)
@@ -203,6 +222,11 @@ def _pipeline_engine(folder: RunFolder, options: DemoOptions) -> PipelineEngine:
         },
     )
     return engine
+
+
+def _work(num_microbatches: int, step: int, microbatch: int) -> float:
+    """Return the factor of a microbatch's instructions."""
+    return work_factor(num_tokens(step * num_microbatches + microbatch))
 
 
 def _rank_0_decides(decision: bool) -> bool:

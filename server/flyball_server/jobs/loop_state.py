@@ -172,6 +172,8 @@ class WorkModel:
     problem: str | None = None
     #: Number of earlier models that the job was planned with.
     num_before: int = 0
+    #: How often its factors were scaled since times had drifted.
+    num_drifts: int = 0
 
     @property
     def error(self) -> float:

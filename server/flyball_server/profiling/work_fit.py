@@ -10,7 +10,8 @@ chapter 23).
 
 An error of such a fit is mostly a microbatch's: what the sums do not say of it makes all of its
 instructions longer together, and errors that are shared do not average out along a path.
-Deviations are split by an analysis of variance with the microbatch as random effect.
+Deviations are split by an analysis of variance with the microbatch as random effect. What a GPU is
+slower than the others of its stage is no error of the work, and is divided out first.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ IntArray = NDArray[np.int64]
 FEWEST_MICROBATCHES = 12
 """Number of microbatches of an instruction below which nothing is fitted."""
 
+# How often a GPU's slowness is taken out, and its number of times below which that is not known.
+_NUM_OF_SLOWNESS, _FEWEST_OF_SLOWNESS = 2, 4
 # Residuals beyond this number of robust deviations are of interrupted instructions.
 _MOST_DEVIATIONS = 6.0
 _DEVIATIONS_OF_MEDIAN = 1.4826  # of a normal distribution's median absolute deviation
@@ -56,6 +59,8 @@ class WorkTimes:
     place: IntArray
     #: Microbatch of a step of a pipeline, by number: its instructions share errors.
     microbatch: IntArray
+    #: Pipeline, by number: with the place it says which GPU ran the instruction.
+    pipeline: IntArray
     #: Sum of the lengths of the microbatch's sequences; 0 where its work is a factor.
     lengths: FloatArray
     #: Sum of their squares.
@@ -90,8 +95,9 @@ class WorkFit:
 def fit_work(times: WorkTimes, num_places: int) -> WorkFit | None:
     """Return the factors that fit the measured times.
 
-    Given factors are kept as they are: what all places' times have in common with them does not
-    count as an error, since it changes no step's plan.
+    Given factors are kept as they are. Where all work is factors, what all places' times have in
+    common with them does not count as an error, since it changes no step's plan; beside lengths it
+    does.
 
     Args:
         times: measured times.
@@ -102,27 +108,21 @@ def fit_work(times: WorkTimes, num_places: int) -> WorkFit | None:
     """
     has_lengths = np.isnan(times.factor)
     counts = np.bincount(times.place, minlength=num_places)
-    if counts.min(initial=FEWEST_MICROBATCHES) < FEWEST_MICROBATCHES:
+    fitted = np.bincount(times.place[has_lengths], minlength=num_places)
+    fewest = min(counts.min(), fitted.min()) if has_lengths.any() else counts.min()
+    if fewest < FEWEST_MICROBATCHES:
         return None
-    predicted = np.where(has_lengths, 1.0, times.factor)
-    coefficients: list[WorkCoefficients] = []
-    if has_lengths.any():
-        for place in range(num_places):
-            of_place = (times.place == place) & has_lengths
-            if of_place.sum() < FEWEST_MICROBATCHES:
-                return None
-            found = _fit(times.ratio[of_place], times.lengths[of_place], times.squares[of_place])
-            coefficients.append(found)
-            predicted[of_place] = [
-                found.factor(work)
-                for work in zip(times.lengths[of_place], times.squares[of_place], strict=True)
-            ]
-    residuals = np.log(times.ratio / predicted)
-    given = ~has_lengths
-    if given.any():
-        residuals[given] -= np.median(residuals[given])
+    slowness, num_slowness = np.ones_like(times.ratio), 0
+    for _ in range(1 + _NUM_OF_SLOWNESS):
+        ratio = times.ratio / slowness
+        coefficients, predicted = _fits(times, ratio, num_places)
+        residuals = np.log(ratio / predicted)
+        more, num_slowness = _slowness(times, residuals)
+        slowness = slowness * more
+    if not has_lengths.any():
+        residuals -= np.median(residuals)
     kept = np.abs(residuals) <= _MOST_DEVIATIONS * max(_deviation(residuals), 1e-9)
-    num_fitted = sum(sum(value > 0 for value in each) for each in coefficients)
+    num_fitted = num_slowness + sum(sum(value > 0 for value in each) for each in coefficients)
     shared, own = _deviations(residuals[kept], times.microbatch[kept], num_fitted)
     return WorkFit(
         coefficients=tuple(coefficients),
@@ -130,6 +130,44 @@ def fit_work(times: WorkTimes, num_places: int) -> WorkFit | None:
         shared_error=shared,
         own_error=own,
     )
+
+
+def _fits(
+    times: WorkTimes, ratio: FloatArray, num_places: int
+) -> tuple[list[WorkCoefficients], FloatArray]:
+    """Return the coefficients by place, none where all work is factors, and predicted ratios."""
+    has_lengths = np.isnan(times.factor)
+    predicted = np.where(has_lengths, 1.0, times.factor)
+    coefficients: list[WorkCoefficients] = []
+    for place in range(num_places) if has_lengths.any() else ():
+        of_place = (times.place == place) & has_lengths
+        found = _fit(ratio[of_place], times.lengths[of_place], times.squares[of_place])
+        coefficients.append(found)
+        a, b, c = found
+        of_lengths = a + b * times.lengths[of_place] + c * times.squares[of_place]
+        predicted[of_place] = np.maximum(of_lengths, 1e-9)
+    return coefficients, predicted
+
+
+def _slowness(times: WorkTimes, residuals: FloatArray) -> tuple[FloatArray, int]:
+    """Return how much slower each instruction's GPU is than the median one of its place.
+
+    The second is the number of fitted values.
+    """
+    key = times.place * (1 + int(times.pipeline.max())) + times.pipeline
+    _, first, gpu, counts = np.unique(
+        key, return_index=True, return_inverse=True, return_counts=True
+    )
+    of_gpus = residuals[np.lexsort((residuals, gpu))]
+    begins = np.cumsum(counts) - counts
+    medians = (of_gpus[begins + (counts - 1) // 2] + of_gpus[begins + counts // 2]) / 2
+    place, is_known = times.place[first], counts >= _FEWEST_OF_SLOWNESS
+    slower, num_fitted = np.zeros(len(counts)), 0
+    for each in np.unique(place[is_known]):
+        alike = is_known & (place == each)
+        slower[alike] = medians[alike] - np.median(medians[alike])
+        num_fitted += int(alike.sum()) - 1
+    return np.exp(slower)[gpu], num_fitted
 
 
 def _fit(ratio: FloatArray, lengths: FloatArray, squares: FloatArray) -> WorkCoefficients:

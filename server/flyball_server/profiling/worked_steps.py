@@ -117,6 +117,7 @@ def _times(by_class: Sequence[Sequence[tuple[float, StepWork]]]) -> WorkTimes:
         ratio=ratio,
         place=place_.astype(np.int64),
         microbatch=number_.astype(np.int64),
+        pipeline=np.zeros(len(found), dtype=np.int64),
         lengths=lengths_,
         squares=squares_,
         factor=factor_,

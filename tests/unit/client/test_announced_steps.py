@@ -177,3 +177,23 @@ def test_work_is_announced_before_the_session_starts_and_not_after_its_end(
     session.close()
     session.announce_step(LIGHT)
     assert planner.measurements[0].work is not None
+
+
+def test_a_plan_that_was_made_before_work_was_announced_is_not_run(
+    planner: MemoryPlanner, gpu: RecordingGpu, make_session: SessionMaker
+) -> None:
+    session = make_session(gpu)
+    session.plan_steps()
+    session.announce_step(LIGHT)
+    session.start()
+    rows = [(kind, microbatch, 1200) for kind, microbatch in ROWS]
+    planner.name_first_step(planner.publish(*rows), 0)
+    run_until_active(session, planner, 1)
+    told = len(gpu.told)
+    run_step(session, LIGHT)
+    assert set(gpu.told[told:]) <= {1400}
+    # The next one's planner knows of the work, and gives no step clocks of its own.
+    planner.name_first_step(planner.publish(*rows), 0)
+    run_until_active(session, planner, 2)
+    run_step(session, LIGHT)
+    assert gpu.told[-1] == 1200

@@ -142,7 +142,9 @@ class Rank:
         return step in self.exchange._plans
 
     def clocks(self, step: int) -> tuple[int, ...]:
-        return self.exchange.clocks(self.plan, step)
+        clocks_mhz = self.exchange.clocks(self.plan, step)
+        assert clocks_mhz is not None
+        return clocks_mhz
 
 
 @contextmanager

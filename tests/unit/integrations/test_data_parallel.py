@@ -7,6 +7,7 @@ import pickle
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 
@@ -18,8 +19,10 @@ from torch import nn
 
 from flyball_client.session.rank_session import RankSession
 from flyball_integrations.data_parallel import attach, detach, training, training_step
+from flyball_integrations.data_parallel.microbatches import MicrobatchSteps
 from flyball_integrations.data_parallel.rank_waits import RankWaits
-from flyball_integrations.data_parallel.training import _warn_unattached
+from flyball_integrations.data_parallel.training import _MicrobatchAnnouncer, _warn_unattached
+from flyball_integrations.shared.device_hooks import DeviceHooks
 from flyball_integrations.shared.whole_steps import WholeSteps
 
 _PROFILE = "stage,instruction,frequency,time,energy\n0,step,1410,1,300\n0,step,1200,1.1,250\n"
@@ -65,6 +68,112 @@ def test_a_model_that_is_not_wrapped_is_warned_of_where_there_are_several_ranks(
     attach(model, job_id="job")
     warned = [line for line in caplog.messages if "attach the wrapped model" in line]
     assert len(warned) == num_ranks - 1
+
+
+_BY_MICROBATCH = (
+    "stage,instruction,frequency,time,energy\n"
+    "0,forward,1410,1,300\n0,forward,1200,1.1,250\n"
+    "0,backward,1410,2,600\n0,backward,1200,2.2,500\n"
+)
+
+
+@pytest.fixture
+def accumulating(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[nn.Module]:
+    """A model on an emulated GPU whose forwards and backwards are instructions."""
+    profile = tmp_path / "microbatches.csv"
+    profile.write_text(_BY_MICROBATCH)
+    monkeypatch.setenv("FLYBALL_GPU", f"emulated:{profile},time_scale=0.001")
+    model = nn.Linear(2, 2)
+    yield model
+    detach(model)
+
+
+def _instructions(session: RankSession) -> list[tuple[str, int | None]]:
+    return [(one.kind, one.microbatch) for one in session.last_step_timings]
+
+
+def test_each_forward_and_backward_is_an_instruction_in_turn(accumulating: nn.Module) -> None:
+    session = attach(accumulating, job_id="job", num_microbatches=2)
+    in_turn = [("forward", 0), ("backward", 0), ("forward", 1), ("backward", 1)]
+    for _ in range(2):
+        with training_step(accumulating), training_step(accumulating):
+            for _ in range(2):
+                accumulating(torch.ones(1, 2)).sum().backward()
+            with torch.no_grad():
+                accumulating(torch.ones(1, 2))  # of an evaluation
+        assert _instructions(session) == in_turn
+        # Padded to the profile's times.
+        times_s = [one.compute_time_s for one in session.last_step_timings]
+        assert all(time_s >= least_s for time_s, least_s in zip(times_s, (1, 2, 1, 2), strict=True))
+    accumulating(torch.ones(1, 2)).sum().backward()  # outside of a step
+    assert [step.step for step in session.history] == [0, 1]
+    assert _instructions(session) == in_turn
+    detach(accumulating)
+    assert not accumulating._forward_hooks
+    assert not accumulating._forward_pre_hooks
+
+
+def test_a_step_that_fails_in_a_forward_or_a_backward_leaves_nothing_to_the_next(
+    accumulating: nn.Module,
+) -> None:
+    session = attach(accumulating, job_id="job", num_microbatches=1)
+
+    def fail(gradient: torch.Tensor) -> None:
+        raise ArithmeticError
+
+    with pytest.raises(RuntimeError, match="shapes"), training_step(accumulating):
+        accumulating(torch.ones(1, 3))
+    with pytest.raises(ArithmeticError), training_step(accumulating):
+        accumulating.weight.register_hook(fail)
+        accumulating(torch.ones(1, 2)).sum().backward()
+    accumulating.weight._backward_hooks.clear()
+    with training_step(accumulating):
+        accumulating(torch.ones(1, 2)).sum().backward()
+    assert [step.step for step in session.history] == [2]
+    assert _instructions(session) == [("forward", 0), ("backward", 0)]
+
+
+def test_a_forward_that_fails_and_is_caught_ends(accumulating: nn.Module) -> None:
+    session = attach(accumulating, job_id="job", num_microbatches=2)
+    with training_step(accumulating):
+        with pytest.raises(RuntimeError, match="shapes"):
+            accumulating(torch.ones(1, 3))
+        accumulating(torch.ones(1, 2)).sum().backward()
+    assert _instructions(session) == [("forward", 0), ("forward", 1), ("backward", 1)]
+
+
+def test_a_number_of_microbatches_below_one_is_refused(model: nn.Module) -> None:
+    with pytest.raises(ValueError, match="num_microbatches must be at least 1, not 0"):
+        attach(model, job_id="job", num_microbatches=0)
+
+
+@pytest.mark.parametrize(("meets", "num_announced"), [([True, True], 2), ([True, False], 0)])
+def test_microbatches_are_announced_once_a_step_has_shown_that_ranks_meet_in_each(
+    meets: list[bool], num_announced: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    announced: list[object] = []
+    hooks = DeviceHooks(torch.device("cpu"), "stream")
+    session = RankSession(gpu=None, job_id="job", rank=0, stage=0, planner=None)
+    waits = RankWaits(session, device=torch.device("cpu"), hooks=hooks)
+    model, told = nn.Linear(2, 2), iter(meets)
+    steps = MicrobatchSteps(
+        model,
+        hooks.of(session),
+        waits,
+        synchronize=hooks.synchronize,
+        meets=lambda: next(told),
+    )
+    announcer = _MicrobatchAnnouncer(session, hooks, steps, "backward")
+    with mock.patch.object(session, "announce_step", lambda work, step: announced.append(work)):
+        announcer.announce([1.0, 2.0], 0)
+        with steps.step():
+            for _ in meets:
+                model(torch.ones(1, 2)).sum().backward()
+        for step in (1, 2):
+            announcer.announce([1.0, 2.0], step)
+    assert announced == [[1.0, 2.0]] * num_announced
+    warned = [line for line in caplog.messages if "attach without num_microbatches" in line]
+    assert len(warned) == (0 if num_announced else 1)
 
 
 def test_an_attached_model_can_be_pickled(model: nn.Module) -> None:

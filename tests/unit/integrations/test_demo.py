@@ -15,6 +15,7 @@ pytest.importorskip("deepspeed", reason="needs the extra 'demo'")
 from rich.console import Console
 
 from flyball_lab.demo import command, options
+from flyball_lab.demo.lengths import LengthsResult, num_tokens, work_factor
 from flyball_lab.demo.options import (
     DemoOptions,
     child_environment,
@@ -31,6 +32,7 @@ from flyball_lab.demo.verdict import (
     measure,
     unjudged_time,
 )
+from flyball_wire.closed_loop import BaselineOrigin, Estimate, VersionSavings
 from flyball_wire.command.command import CommandError
 from flyball_wire.messages import (
     JobRegistration,
@@ -446,3 +448,72 @@ def test_the_document_is_json_that_is_called_emulated() -> None:
     assert (document["failed_condition"], document["unjudged_time"]) == ("x", "y")
     assert document["measured"]["plan"]["energy_j"] == 910.0
     assert document["predicted"]["baseline"] == {"iteration_time_s": 1.0, "energy_j": 1000.0}
+
+
+# ------------------------------------------------------------------ sequences that differ
+
+
+def percent(mean: float, half: float = 1.0) -> Estimate:
+    return Estimate(mean=mean, low=mean - half, high=mean + half, num_steps=8)
+
+
+def lengths_result(saving: Estimate | None, slowdown: Estimate | None = None) -> LengthsResult:
+    """Two steps of 900 J each that are predicted to save 100 J: 10 %."""
+    savings = VersionSavings(
+        version=3,
+        baseline=BaselineOrigin.INTERLEAVED,
+        saving_percent=saving,
+        slowdown_percent=slowdown or percent(0.0),
+        num_steps=8,
+        policy="frontier",
+        target="fastest",
+        predicted_time_s=1.0,
+        predicted_energy_j=1.0,
+        predicted_saving_percent=1.0,
+    )
+    return LengthsResult(savings=savings, predicted_j=[(100.0, 900.0), (100.0, 900.0)])
+
+
+def test_lengths_have_a_heavy_tail_and_as_much_work_as_the_profile() -> None:
+    lengths = [num_tokens(number) for number in range(4000)]
+    assert lengths == [num_tokens(number) for number in range(4000)]
+    assert sum(map(work_factor, lengths)) / 4000 == pytest.approx(1.0, abs=0.03)
+    assert (min(lengths), sorted(lengths)[2000], max(lengths)) == (2, 7, 24)
+
+
+@pytest.mark.parametrize(
+    ("saving", "said"),
+    [
+        (percent(10.0), None),
+        (percent(13.9), None),
+        (percent(14.1), "predicted 10.0 %, and at most 3.0 points beyond the interval"),
+        (percent(5.9), "measured saving at equal work is 5.9 % [4.9, 6.9]"),
+        (percent(-0.5), "saved no energy at equal work: -0.5 % [-1.5, 0.5]"),
+        (None, "saved no energy at equal work: not measured"),
+    ],
+)
+def test_a_saving_at_equal_work_is_judged_by_the_predicted_one(
+    saving: Estimate | None, said: str | None
+) -> None:
+    failed = lengths_result(saving).failed_condition()
+    assert (failed is None) is (said is None)
+    assert (said or "") in (failed or "")
+
+
+def test_time_beyond_that_of_the_highest_clocks_is_that_of_a_busy_computer() -> None:
+    at_most, beyond = (lengths_result(percent(9.0), percent(mean)) for mean in (2.0, 2.1))
+    assert at_most.unjudged_time(DemoOptions()) is None
+    assert "too busy to judge time" in str(beyond.unjudged_time(DemoOptions()))
+
+
+def test_what_is_measured_predicted_and_emulated_is_called_so() -> None:
+    result = lengths_result(percent(9.0))
+    lines = result.lines()
+    row = next(line for line in lines if line.startswith("energy saved"))
+    assert row.endswith(" 10.0 %")
+    assert "9.0 % [8.0, 10.0]" in row
+    for begin in ("Measured: 8 steps", "Predicted: mean of 2", "Emulated: "):
+        assert any(line.startswith(begin) for line in lines)
+    document = json.loads(json.dumps(result.document(failed=None, unjudged=None)))
+    assert (document["emulated"], document["succeeded"]) == (True, True)
+    assert document["predicted"] == {"saving_percent": pytest.approx(10.0)}

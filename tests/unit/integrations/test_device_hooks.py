@@ -14,9 +14,12 @@ import torch
 from tests.unit.client.memory_planner import compiled_plan
 from tests.unit.client.recording_gpu import RecordingGpu
 from tests.unit.integrations.hook_log import HookLog
+from torch import nn
 
 from flyball_client.session.rank_session import RankSession
 from flyball_client.session.rank_settings import Timing
+from flyball_integrations.data_parallel.microbatches import MicrobatchSteps
+from flyball_integrations.data_parallel.rank_waits import RankWaits
 from flyball_integrations.shared.device_hooks import DeviceHooks, DeviceTimeline
 
 CUDA = torch.device("cuda", 0)
@@ -321,3 +324,27 @@ def test_a_session_sets_the_same_clocks_by_stream_as_at_once_and_while_the_host_
     assert by_stream == at_once
     assert by_stream[:5] == [1200, 900, 1400, 900, 1200]
     assert times_s == pytest.approx([0.09] * 3)
+
+
+def test_a_wait_within_a_microbatch_is_that_of_its_instruction_as_the_device_reaches_it() -> None:
+    device = Device()
+    hooks = DeviceHooks(CUDA, "stream", device_module=device)
+    session = RankSession(
+        gpu=None, job_id="job", rank=0, stage=0, planner=None, clock=hooks.clock_s
+    )
+    waits = RankWaits(session, device=CUDA, hooks=hooks)
+    model = nn.Linear(1, 1)
+    model.forward = waits.around(model.forward)
+    steps = MicrobatchSteps(
+        model, hooks.of(session), waits, synchronize=hooks.synchronize, meets=lambda: True
+    )
+    with steps.step():
+        model(torch.ones(1, 1)).sum().backward()
+    # Of the step, the forward, the wait in it, the backward, and the step's end.
+    device.reach(0.0, 1.0, 2.0, 5.0, 9.0, 10.0, 30.0, 31.0)
+    hooks.close()
+    forward, backward = session.last_step_timings
+    assert (forward.kind, backward.kind) == ("forward", "backward")
+    assert forward.compute_time_s == pytest.approx(0.005)
+    assert forward.receive_time_s == pytest.approx(0.003)
+    assert (backward.compute_time_s, backward.receive_time_s) == pytest.approx((0.020, 0.0))

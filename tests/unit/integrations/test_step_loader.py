@@ -5,8 +5,10 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("torch", reason="needs the extra 'torch'")
@@ -181,6 +183,140 @@ def test_an_iterator_of_torch_that_this_class_did_not_begin_has_its_own_position
     assert loader.state_dict()["next"] == 3
 
 
+class Restarted(Positioned):
+    """Begins anew in each pass, as most loaders."""
+
+    def __iter__(self) -> Iterator[int]:
+        self.state = {"next": 0, "epoch": self.state["epoch"] + 1}
+        while self.state["next"] < self.size:
+            self.state["next"] += 1
+            yield self.state["next"] - 1
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_loop_that_was_left_does_not_hide_the_position_of_later_ones(fails: bool) -> None:
+    loader, announced = Restarted(9), Announced()
+
+    def train_two(batches: Any) -> None:  # noqa: ANN401
+        for number in batches:
+            announced.train()
+            if number == 1 and fails:
+                raise ArithmeticError
+            if number == 1:
+                break
+
+    for epoch in (1, 2, 3):
+        # Made anew for each epoch, as in the docs.
+        with suppress(ArithmeticError):
+            train_two(looked_ahead(loader, announced))
+        assert loader.state_dict() == {"next": 2, "epoch": epoch}
+        assert loader.state["next"] == 3
+    # A pass without this class.
+    batches = iter(loader)
+    assert [next(batches) for _ in range(5)] == [0, 1, 2, 3, 4]
+    assert loader.state_dict() == {"next": 5, "epoch": 4}
+    assert "state_dict" not in vars(loader)
+
+
+def test_a_reader_made_anew_shows_its_own_position() -> None:
+    loader, announced = Restarted(99), Announced()
+    for epoch in (1, 2, 3):
+        announced.train()
+        reader: MicrobatchReader[int] = MicrobatchReader(
+            loader, lengths=int, announcer=announced, num_microbatches=lambda: 2
+        )
+        assert [next(reader), next(reader)] == [0, 1]
+        assert loader.state_dict() == {"next": 2, "epoch": epoch}
+
+
+def test_a_pass_that_is_left_later_does_not_disturb_the_present_one() -> None:
+    loader, announced = Restarted(9), Announced()
+    steps = looked_ahead(loader, announced)
+    earlier = iter(steps)
+    next(earlier)
+    present = iter(steps)
+    next(present)
+    earlier.close()  # type: ignore[attr-defined]
+    next(present)
+    assert loader.state_dict() == {"next": 2, "epoch": 2}
+
+
+def test_a_loader_that_is_read_on_after_a_detach_has_its_own_position() -> None:
+    loader, announcers = Restarted(9), [Announced(), None, None]
+    steps = StepLoader(
+        loader, lengths=lambda number: [number], find_announcer=lambda: announcers.pop(0)
+    )
+    batches = iter(steps)
+    assert (next(batches), next(batches), next(batches)) == (0, 1, 2)
+    assert loader.state_dict() == {"next": 3, "epoch": 1}
+
+
+class Stream(Positioned):
+    """An iterator: each pass goes on where the one before it was left."""
+
+    def __iter__(self) -> Iterator[int]:
+        return self
+
+    def __next__(self) -> int:
+        number = self.state["next"]
+        if number == self.fails_at:
+            raise OSError("this file is broken")
+        if number >= self.size:
+            raise StopIteration
+        self.state["next"] += 1
+        return number
+
+
+@given(
+    st.integers(0, 9),
+    st.lists(st.integers(1, 5), max_size=5),  # items taken in each pass that is left
+    st.integers(1, 3),
+    st.booleans(),
+    st.booleans(),
+)
+def test_an_iterator_goes_on_with_what_was_read_ahead(
+    size: int, passes: list[int], num_batches: int, gives_lists: bool, is_announced: bool
+) -> None:
+    announced, stream, found = Announced(), Stream(size), list[int]()
+    steps = StepLoader(
+        stream,
+        lengths=lambda number: [number],
+        find_announcer=lambda: announced if is_announced else None,
+        num_batches=num_batches,
+        gives_lists=gives_lists,
+    )
+    for num_taken in (*passes, size + 1):
+        for taken, item in enumerate(steps, 1):
+            found += item if isinstance(item, list) else [item]
+            announced.train()
+            if len(found) % num_batches == 0:
+                assert stream.state_dict()["next"] == len(found)
+            if taken == num_taken:
+                break
+    assert found == list(range(size))
+    assert stream.state_dict() is stream.state
+    # Plain iterators too, which have no position.
+    plain, found = looked_ahead(iter(range(size)), announced), []
+    for num_taken in (*passes, size + 1):
+        found += list(itertools.islice(plain, num_taken))
+    assert found == list(range(size))
+
+
+def test_an_iterator_that_was_set_elsewhere_begins_there() -> None:
+    stream, announced = Stream(9), Announced()
+    steps = looked_ahead(stream, announced)
+    assert next(iter(steps)) == 0
+    stream.load_state_dict({"next": 6, "epoch": 0})
+    assert list(steps) == [6, 7, 8]
+
+
+def test_an_iterators_exception_outlives_the_loop_that_was_left_before_it() -> None:
+    steps = looked_ahead(Stream(9, fails_at=1), Announced())
+    assert next(iter(steps)) == 0
+    with pytest.raises(OSError, match="this file is broken"):
+        next(iter(steps))
+
+
 def test_an_exception_of_the_loader_comes_in_its_own_step() -> None:
     loader, announced, items = Positioned(4, fails_at=2), Announced(), []
     with pytest.raises(OSError, match="this file is broken"):
@@ -243,8 +379,20 @@ def test_lengths_are_lists_tensors_of_the_host_or_one_number() -> None:
     assert read_lengths([3, 4]) == read_lengths(torch.tensor([3, 4])) == [3.0, 4.0]
     assert read_lengths(512) == read_lengths(torch.tensor(512)) == [512.0]
     assert read_lengths(1.25) == 1.25
-    with pytest.raises(ValueError, match=r"^lengths must be on the host, not on meta$"):
-        read_lengths(torch.empty(2, device="meta"))
+    # Numbers without a dimension are numbers alike.
+    for whole in (np.int64(512), np.array(512), torch.tensor(512, dtype=torch.int32)):
+        assert read_lengths(whole) == [512.0]
+        assert read_lengths([whole, 3]) == [512.0, 3.0]
+        assert split_lengths([whole, 3], 2) == [[512.0], [3.0]]
+    for factor in (np.float32(1.25), np.float64(1.25), np.array(1.25), torch.tensor(1.25)):
+        assert read_lengths(factor) == 1.25
+    assert read_lengths(np.array([3, 4])) == [3.0, 4.0]
+    for text in ("12", b"ab", ["12"], np.array("12"), [[3, 4]], {3: 4}):
+        with pytest.raises(TypeError, match=r"^lengths must be numbers, not "):
+            read_lengths(text)
+    for on_device in (torch.empty(2, device="meta"), [torch.empty((), device="meta")]):
+        with pytest.raises(ValueError, match=r"^lengths must be on the host, not on meta$"):
+            read_lengths(on_device)
 
 
 def test_all_else_is_the_loaders() -> None:
@@ -304,14 +452,17 @@ def test_microbatches_are_read_within_steps_and_those_of_the_next_one_announced(
         loader, lengths=int, announcer=announced, num_microbatches=lambda: numbers[step]
     )
     works = {}
-    for step, number in enumerate(numbers):  # noqa: B007 - read above
+    for step, number in enumerate(numbers):
         announced.train()  # as the step begins, the next one is the one after it
         read = list(itertools.islice(reader, number))
         works[announced.next_step - 1] = [[each] for each in read]
         found += read
         if len(read) < number:
             break
-        assert loader.state_dict()["next"] % size == len(found) % size
+        if number >= max(numbers[: step + 1]):
+            assert loader.state_dict()["next"] % size == len(found) % size
+        else:  # what is read ahead is of a longer step
+            assert loader.state_dict()["next"] % size <= len(found)
     assert found == list(range(size))[: len(found)]
     assert len(found) == min(size, sum(numbers[: step + 1]))
     # Of steps with as many microbatches as the one before.
@@ -320,6 +471,89 @@ def test_microbatches_are_read_within_steps_and_those_of_the_next_one_announced(
             works.get(announced_step, work)[: len(work)]
             == work[: len(works.get(announced_step, work))]
         )
+
+
+class Counted(Positioned):
+    """Counts copies of its position."""
+
+    num_copies = 0
+
+    def state_dict(self) -> dict[str, int]:
+        self.num_copies += 1
+        return self.state
+
+
+def test_a_step_takes_one_copy_of_the_position_and_none_once_lengths_have_failed() -> None:
+    loader, announced = Counted(99), Announced()
+    reader: MicrobatchReader[int] = MicrobatchReader(
+        loader,
+        lengths=lambda number: None if number == 24 else [1],
+        announcer=announced,
+        num_microbatches=lambda: 4,
+    )
+    copies, positions, num_read = [], [], []
+    for step in range(1, 9):
+        announced.train()
+        before = loader.num_copies
+        assert [next(reader) for _ in range(4)] == list(range(4 * step - 4, 4 * step))
+        copies.append(loader.num_copies - before)
+        num_read.append(loader.state["next"])
+        positions.append(loader.state_dict()["next"])
+    # Of the first step also that before it; microbatch 24 is read in the sixth.
+    assert copies == [2, 1, 1, 1, 1, 1, 0, 0]
+    assert num_read == [8, 12, 16, 20, 24, 28, 28, 32]
+    assert positions == [4, 8, 12, 16, 20, 24, 28, 32]
+
+
+def test_a_position_asked_for_within_a_step_is_that_before_the_step() -> None:
+    loader, announced, positions = Positioned(9), Announced(), []
+    reader: MicrobatchReader[int] = MicrobatchReader(
+        loader, lengths=int, announcer=announced, num_microbatches=lambda: 2
+    )
+    for _ in range(3):
+        announced.train()
+        for _ in range(2):
+            next(reader)
+            positions.append(loader.state_dict()["next"])
+    assert positions == [0, 2, 2, 4, 4, 6]
+
+
+def test_a_reader_goes_on_where_its_iterator_was_set() -> None:
+    stream, announced = Stream(99), Announced()
+    reader: MicrobatchReader[int] = MicrobatchReader(
+        stream, lengths=int, announcer=announced, num_microbatches=lambda: 2
+    )
+    announced.train()
+    assert [next(reader), next(reader)] == [0, 1]
+    stream.load_state_dict({"next": 50, "epoch": 0})
+    assert stream.state_dict()["next"] == 50
+    announced.train()
+    assert [next(reader), next(reader)] == [50, 51]
+    assert stream.state_dict()["next"] == 52
+
+
+def test_a_reader_of_a_loader_that_was_set_elsewhere_does_not_hide_where() -> None:
+    loader, announced = Restarted(99), Announced()
+    reader: MicrobatchReader[int] = MicrobatchReader(
+        loader, lengths=int, announcer=announced, num_microbatches=lambda: 2
+    )
+    announced.train()
+    assert [next(reader), next(reader)] == [0, 1]
+    loader.load_state_dict({"next": 50, "epoch": 7})
+    assert next(reader) == 2  # of the pass that was begun
+    assert loader.state_dict() == {"next": 50, "epoch": 7}
+
+
+def test_nothing_is_read_ahead_once_lengths_have_failed() -> None:
+    loader, announced, num_read = Counted(6), Announced(), []
+    steps = StepLoader(
+        loader, lengths=lambda number: 1 / (number - 2), find_announcer=lambda: announced
+    )
+    for number in steps:
+        announced.train()
+        num_read.append(loader.state["next"])
+        assert loader.state_dict()["next"] == number + 1
+    assert num_read == [2, 3, 3, 4, 5, 6]
 
 
 def test_an_exception_of_the_loader_comes_with_its_microbatch(

@@ -32,6 +32,7 @@ def drawn_times(
     own: float = 0.0,
     seed: int = 1,
     is_given: bool = False,
+    num_pipelines: int = 1,
     coefficients: tuple[tuple[float, float, float], ...] = TRUE,
 ) -> WorkTimes:
     """Times of instructions that run each microbatch once, with errors of these deviations."""
@@ -51,6 +52,7 @@ def drawn_times(
         ratio=ratio,
         place=place,
         microbatch=microbatch,
+        pipeline=microbatch % num_pipelines,
         lengths=of_lengths,
         squares=of_squares,
         factor=factor,
@@ -75,6 +77,7 @@ def test_times_that_fall_with_the_lengths_have_a_constant_alone() -> None:
         ratio=ratio,
         place=nothing,
         microbatch=np.arange(24),
+        pipeline=np.zeros(24, dtype=np.int64),
         lengths=lengths,
         squares=lengths**2,
         factor=np.full(24, np.nan),
@@ -102,6 +105,7 @@ def test_coefficients_are_the_optimum_without_negative_ones(
         ratio=ratio,
         place=np.zeros(40, dtype=np.int64),
         microbatch=np.arange(40),
+        pipeline=np.zeros(40, dtype=np.int64),
         lengths=lengths,
         squares=columns[:, 2],
         factor=np.full(40, np.nan),
@@ -134,6 +138,7 @@ def test_equal_sums_of_lengths_are_told_by_their_squares_alone() -> None:
         ratio=0.6 + 4e-8 * squares,
         place=np.zeros(60, dtype=np.int64),
         microbatch=np.arange(60),
+        pipeline=np.zeros(60, dtype=np.int64),
         lengths=np.full(60, 4096.0),
         squares=squares,
         factor=np.full(60, np.nan),
@@ -168,6 +173,32 @@ def test_errors_are_told_apart_by_microbatch(shared: float, own: float, is_given
     assert means == pytest.approx([shared, own], rel=0.1, abs=0.006)
 
 
+@pytest.mark.parametrize("is_given", [False, True])
+@pytest.mark.parametrize(("shared", "own"), [(0.02, 0.0), (0.01, 0.01)])
+def test_a_slow_gpu_is_no_error_of_work(shared: float, own: float, is_given: bool) -> None:
+    """One of four pipelines, and the backwards of another: coefficients are the others'."""
+    found: list[WorkFit] = []
+    for seed in range(20):
+        times = drawn_times(
+            96, shared=shared, own=own, seed=seed, is_given=is_given, num_pipelines=4
+        )
+        times.ratio[times.pipeline == 2] *= 1.3
+        if not is_given:
+            times.ratio[(times.pipeline == 1) & (times.place == 1)] *= 1.1
+        fit = fit_work(times, 2)
+        assert fit is not None
+        found.append(fit)
+    squares = [(fit.shared_error**2, fit.own_error**2) for fit in found]
+    means = [math.sqrt(fmean(each)) for each in zip(*squares, strict=True)]
+    assert means == pytest.approx([shared, own], rel=0.12, abs=0.006)
+    if not is_given:
+        factors = [[each.factor((4000.0, 1e7)) for each in fit.coefficients] for fit in found]
+        # The median of four is between two: 1.1 times for one of them counts by half at most.
+        forward, backward = (fmean(each) for each in zip(*factors, strict=True))
+        assert forward == pytest.approx(0.9, rel=0.01)
+        assert 1.3 * 0.99 < backward < 1.3 * 1.06
+
+
 def test_given_factors_of_another_scale_are_no_error() -> None:
     times = drawn_times(50, is_given=True)
     fit = fit_work(
@@ -176,6 +207,16 @@ def test_given_factors_of_another_scale_are_no_error() -> None:
     )
     assert fit is not None
     assert fit.error < 1e-9
+
+
+def test_given_factors_of_another_scale_than_lengths_are_an_error() -> None:
+    """Half of the microbatches announce factors, times of which are 1.5 times as long."""
+    times = drawn_times(100)
+    is_given = times.microbatch % 2 == 1
+    times.factor[is_given] = times.ratio[is_given] / 1.5
+    fit = fit_work(times, 2)
+    assert fit is not None
+    assert fit.error == pytest.approx(math.log(1.5) * math.sqrt(0.5), rel=0.05)
 
 
 def test_few_microbatches_are_not_fitted() -> None:

@@ -22,8 +22,9 @@ from flyball_profiles.stage_profile_csv import parse_stage_profile
 from flyball_server.jobs.errors import UnrecordedRunsError
 from flyball_server.jobs.findings.delays import DelayReconciler
 from flyball_server.jobs.findings.news_of_work import NOT_ANNOUNCED, NUM_SILENT_STEPS
-from flyball_server.jobs.findings.work_drift import WorkDriftReconciler
-from flyball_server.jobs.loop_state import JobLoopState, PlanningInputs, WorkModel
+from flyball_server.jobs.findings.stragglers import StragglerReconciler
+from flyball_server.jobs.findings.work_drift import WorkDriftReconciler, with_drifts
+from flyball_server.jobs.loop_state import JobLoopState, PlanningInputs, StageSlowdown, WorkModel
 from flyball_server.jobs.measurements.announced_work import (
     following,
     has_other_lengths,
@@ -32,9 +33,11 @@ from flyball_server.jobs.measurements.announced_work import (
 )
 from flyball_server.jobs.measurements.step_reading import read_fold
 from flyball_server.jobs.measurements.timed_steps import MOST_TIMED_STEPS
+from flyball_server.jobs.reconcile.expiry import ExpiryReconciler
 from flyball_server.jobs.reconcile.plans import PlanReconciler
 from flyball_server.jobs.records import StepDetail, StepRecord
 from flyball_server.jobs.registry.inspection import get_job, get_plan, notes, require_job
+from flyball_server.jobs.registry.registration import leave_rank
 from flyball_server.jobs.savings.comparisons import start_comparison
 from flyball_server.jobs.savings.savings import savings_of
 from flyball_server.jobs.services import JobServices
@@ -45,6 +48,7 @@ from flyball_server.views.job_figures import SharedReading
 from flyball_server.views.job_reading import JobReading
 from flyball_server.views.recorded_runs import get_recorded_runs
 from flyball_wire.closed_loop import MeasuredSavings
+from flyball_wire.messages import JobState
 from flyball_wire.plan_options import Policy
 
 NUM_STAGES, NUM_MICROBATCHES, NUM_PIPELINES = 2, 6, 3
@@ -202,6 +206,49 @@ def test_errors_above_the_limit_end_step_plans_with_a_note(services: JobServices
     (note,) = [each for each in notes(services, get_job(services, "job")) if "work" in each]
     assert "at most 3 % are allowed (max_work_error)" in note
     assert get_plan(services, "job", 2).plan.policy == "baseline"
+
+
+def test_a_step_without_work_does_not_void_that_of_the_others(services: JobServices) -> None:
+    """Else what work makes longer would count as jitter."""
+    working = job(services, {"reserve": None}, error=0.01)
+    missing = working.step + 3
+    working.announced = lambda each: None if working.step == missing else step_work(each)
+    assert measured(working) == 2
+    found = loop_state(services).delays
+    assert found is not None
+    assert found.num_steps == MOST_TIMED_STEPS - 1
+    assert found.jitter < 0.03
+    known = work_of(services)
+    assert known is not None
+    assert known.num_microbatches == found.num_steps * NUM_MICROBATCHES * NUM_PIPELINES
+
+
+def test_a_slow_gpu_does_not_end_step_plans(services: JobServices) -> None:
+    """Pooled, a rank 15 % slower than two others is an error of 7 %."""
+    working = job(services, error=0.01, slowdowns={2: 1.15, 3: 1.15})
+    measured(working)
+    known = work_of(services)
+    assert known is not None
+    assert known.problem is None
+    assert known.error == pytest.approx(0.01, abs=0.003)
+    for (stage, kind, _), found in zip(known.places, known.coefficients, strict=True):
+        factor = TRUE[stage, kind].factor(known.mean_work)
+        assert WorkCoefficients(*found).factor(known.mean_work) == pytest.approx(factor, rel=0.01)
+
+
+def test_slow_gpus_are_found_where_steps_get_no_plans_of_their_own(services: JobServices) -> None:
+    working = job(services, {"adaptation": "frontier"}, error=0.1)
+    measured(working)
+    known = work_of(services)
+    assert known is not None
+    assert known.problem is not None
+    measured(working, 17)
+    working.slowdowns = {2: 1.3}
+    detects = StragglerReconciler()
+    for _ in range(60):
+        working.run(1)
+        detects(services, "job")
+    assert [slowed.rank for slowed in loop_state(services).detected] == [2]
 
 
 def test_orders_that_never_flush_and_large_pipelines_have_none_with_a_note() -> None:
@@ -483,6 +530,22 @@ def test_drifted_times_give_ranks_other_factors(services: JobServices) -> None:
     assert working.newest == version + 1
 
 
+def test_each_drift_takes_a_larger_one_than_before() -> None:
+    """Times of a kind that are 5 % longer and as long as before, in turns."""
+    known, num_new = MODEL, 0
+    for turn in range(20):
+        slope = 1.05e-3 if turn % 2 == 0 else 1.0e-3
+        drift = StageSlowdown(stage=0, kind="forward", slowdown=slope / known.coefficients[0][1])
+        found = with_drifts(known, [drift])
+        if found is not None:
+            assert found.coefficients[0][1] == pytest.approx(slope)
+            known, num_new = found, num_new + 1
+    assert num_new == 2  # beyond 2 %, beyond 4 %, and 8 % is more
+    # A large drift is always followed.
+    large = StageSlowdown(stage=0, kind="forward", slowdown=1.2)
+    assert with_drifts(replace(MODEL, num_drifts=50), [large]) is not None
+
+
 def savings(services: JobServices, version: int) -> MeasuredSavings:
     """What steps of a version have saved, measured."""
     with services.store.reading() as reader:
@@ -523,6 +586,24 @@ def test_savings_are_those_at_equal_work(services: JobServices) -> None:
     assert apart.saving_percent.mean == pytest.approx(true, abs=2.5)
     assert apart.slowdown_percent is not None
     assert apart.slowdown_percent.mean == pytest.approx(0.0, abs=0.4)
+
+
+def test_savings_stay_those_at_equal_work_where_a_job_ends(services: JobServices) -> None:
+    """The work of steps that were not added yet is counted before it is dropped."""
+    working = job(services, error=0.01)
+    measured(working)
+    measured(working, 20)
+    start_comparison(services, "job", 6)
+    PlanReconciler()(services, "job")
+    version = working.take()
+    working.run(13)
+    before = savings(services, version)
+    assert before.saving_percent is not None
+    for rank in working.ranks:
+        leave_rank(services, "job", rank.rank)
+    ExpiryReconciler()(services, "job")
+    assert get_job(services, "job").job.state == JobState.ENDED
+    assert savings(services, version) == before
 
 
 def test_the_newest_steps_own_plan_is_shown(
@@ -611,6 +692,25 @@ def test_factors_that_vary_from_version_to_version_end_it_soon() -> None:
     assert num_new == 4
     assert known.problem is not None
     assert "varies from one plan version to the next; times differ" in known.problem
+
+
+def test_step_plans_begin_again_only_with_errors_well_below_the_limit() -> None:
+    failed = replace(MODEL, shared_error=0.04, problem="too much", num_before=1)
+    least = 0.03 / 1.25
+    assert following(failed, replace(MODEL, shared_error=least * 1.01), limit=0.03) is None
+    again = following(failed, replace(MODEL, shared_error=least * 0.99), limit=0.03)
+    assert again is not None
+    assert (again.problem, again.num_before) == (None, 2)
+    # At 1.25 times the limit and 0.99 times, alternately, they end once.
+    known, num_new = MODEL, 0
+    for version in range(2, 40):
+        error, problem = (0.04, "too much") if version % 2 else (0.0297, None)
+        found = following(known, replace(MODEL, shared_error=error, problem=problem), limit=0.03)
+        known, num_new = found or known, num_new + (found is not None)
+    assert num_new == 1
+    # Nor after three models.
+    failed = replace(failed, num_before=4)
+    assert following(failed, replace(MODEL, shared_error=0.001), limit=0.03) is None
 
 
 def test_factors_of_equal_lengths_are_measured_anew_for_other_ones(services: JobServices) -> None:

@@ -124,6 +124,7 @@ def _read(reader: JobReader, job: JobRecord, loop_state: JobLoopState) -> _Found
         if known is not None and known.problem is None:
             known = WorkModel(version=record.version)
         return _Found(record=record, work=known)
+    read = read.of_work()
     measured = measured_work(record.version, record.plan, read, profile=profile, spec=spec)
     delays = delays_of_steps(
         record.version,

@@ -119,7 +119,9 @@ class DetectionWindow:
             if record is None or detail.step <= self.newest.get(detail.rank, begin - 1):
                 continue
             stage = ranks[detail.rank].stage
-            times_s = self._stage_times_s(reader, stage, has_step_plans=work is not None)
+            times_s = self._stage_times_s(
+                reader, stage, has_step_plans=work is not None and work.problem is None
+            )
             step = rank_step(record, detail, times_s, stage_work(work, stage))
             if step is not None:
                 self.by_rank.setdefault(detail.rank, deque(maxlen=num_steps)).append(step)
@@ -171,7 +173,8 @@ def measured_slowdowns(
     if seen.newest_step < seen.first_step + min_steps or not _is_watched(reader, seen):
         return None
     ranks = {rank.rank: rank for rank in reader.list_ranks(seen.job_id)}
-    work = loop_state.planned_inputs.step_work
+    # Factors that are too far off for steps' plans still tell slow ranks from long work.
+    work = loop_state.planned_inputs.work
     observed = seen.read(reader, ranks, rules.num_drift_steps, work)
     if max((step.step for step in observed), default=0) < seen.first_step + min_steps:
         return None

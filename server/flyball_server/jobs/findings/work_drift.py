@@ -24,6 +24,9 @@ from flyball_server.kit.lru import Lru
 # Number of steps between two looks at a job's times.
 _PAUSE_STEPS = 20
 _KEPT_JOBS = 32
+# Drift of a stage and kind, as a share, above which factors are scaled; it doubles with each, this
+# often at most, so that times that move to and fro end it soon.
+_LEAST_DRIFT, _MOST_DOUBLINGS = 0.02, 3
 
 
 class WorkDriftReconciler:
@@ -31,7 +34,8 @@ class WorkDriftReconciler:
 
     A drift is found as that of a profile is: times of all ranks of a stage and kind against those
     of their work, in 40 steps. The version that follows times its first steps again, which fits
-    all coefficients anew. Jobs with `adaptation` `frontier` are planned with the drift instead.
+    all coefficients anew. Each takes a larger drift than the one before. Jobs with `adaptation`
+    `frontier` are planned with the drift instead.
     """
 
     order = 56
@@ -56,6 +60,8 @@ class WorkDriftReconciler:
         if not drifts or work is None:
             return
         drifted = with_drifts(work, drifts)
+        if drifted is None:
+            return
 
         def changed(now: JobRecord, current: JobLoopState) -> JobLoopState:
             is_same = job.is_same_work(now) and current.work == work
@@ -87,15 +93,22 @@ class WorkDriftReconciler:
         return () if found is None else found.drifts
 
 
-def with_drifts(work: WorkModel, drifts: Sequence[StageSlowdown]) -> WorkModel:
-    """Return the coefficients scaled by the drift of their stage and kind."""
+def with_drifts(work: WorkModel, drifts: Sequence[StageSlowdown]) -> WorkModel | None:
+    """Return the coefficients scaled by the drift of their stage and kind.
+
+    Returns:
+        None where no drift is large enough, after those before it.
+    """
+    limit = _LEAST_DRIFT * 2 ** min(work.num_drifts, _MOST_DOUBLINGS)
     factors = {(each.stage, each.kind): each.slowdown for each in drifts}
+    if all(abs(factor - 1) <= limit for factor in factors.values()):
+        return None
     coefficients = tuple(
         (factor * a, factor * b, factor * c)
         for (stage, kind, _), (a, b, c) in zip(work.places, work.coefficients, strict=True)
         for factor in [factors.get((stage, kind), 1.0)]
     )
-    return replace(work, coefficients=coefficients)
+    return replace(work, coefficients=coefficients, num_drifts=work.num_drifts + 1)
 
 
 def _is_watched(job: JobRecord, loop_state: JobLoopState) -> bool:

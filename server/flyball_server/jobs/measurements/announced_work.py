@@ -37,7 +37,8 @@ from flyball_wire.plans.plan import Plan
 LEAST_FACTOR_CHANGE, LEAST_RESERVE_CHANGE = 0.02, 0.005
 # A100's p95 up, V100's p5 down, and V100's median call.
 _SLOWEST_KNOWN, _SLOWEST_CALL_S = ChangeDelays(up_s=0.0092, down_s=0.0026), 0.0048
-# An error may exceed its limit by this factor before step plans that exist end.
+# An error may exceed its limit by this factor before step plans that exist end; it has to be as far
+# below it, once for each earlier model, before they begin again.
 _ENDS_ABOVE = 1.25
 # Number of models after which one that fails on new steps is not replaced, but ends step plans.
 _MOST_MODELS = 3
@@ -195,13 +196,12 @@ def _model_of_fit(
         num_stages=spec.num_stages,
     )
     return replace(
-        model,
+        _with_lengths(model, times),
         num_microbatches=fit.num_microbatches,
         places=tuple((stage, str(kind), chunk) for stage, kind, chunk in places)
         if fit.coefficients
         else (),
         coefficients=tuple((_rounded(a), _rounded(b), _rounded(c)) for a, b, c in fit.coefficients),
-        **_measured_lengths(times),
         shared_error=round(fit.shared_error, _ERROR_DIGITS),
         own_error=round(fit.own_error, _ERROR_DIGITS),
         reserve=(reserve.of_step, reserve.of_instruction),
@@ -209,18 +209,21 @@ def _model_of_fit(
     )
 
 
-def _measured_lengths(times: WorkTimes) -> dict[str, tuple[float, ...]]:
-    """Return the fields of a model that say which lengths it was fitted to."""
+def _with_lengths(model: WorkModel, times: WorkTimes) -> WorkModel:
+    """Return the model with the lengths that it was fitted to."""
     has_lengths = np.isnan(times.factor)
     if not has_lengths.any():
-        return {}
+        return model
     lengths, squares = times.lengths[has_lengths], times.squares[has_lengths]
-    products = (lengths**2, lengths * squares, squares**2)
-    return {
-        "mean_work": (float(lengths.mean()), float(squares.mean())),
-        "mean_products": tuple(float(each.mean()) for each in products),
-        "lengths_range": (float(lengths.min()), float(lengths.max())),
-    }
+    of_lengths, of_both, of_squares = (
+        float(each.mean()) for each in (lengths**2, lengths * squares, squares**2)
+    )
+    return replace(
+        model,
+        mean_work=(float(lengths.mean()), float(squares.mean())),
+        mean_products=(of_lengths, of_both, of_squares),
+        lengths_range=(float(lengths.min()), float(lengths.max())),
+    )
 
 
 def is_of_few_lengths(model: WorkModel) -> bool:
@@ -235,7 +238,7 @@ def has_other_lengths(model: WorkModel, work: StepWork) -> bool:
     Of these a model of few lengths says nothing.
     """
     least, most = model.lengths_range
-    ratio = _OTHER_LENGTHS ** (model.num_before + 1)
+    ratio: float = _OTHER_LENGTHS ** (model.num_before + 1)
     return any(
         len(each) == 2 and (each[0] * ratio < least or each[0] > ratio * most) for each in work
     )
@@ -247,6 +250,7 @@ def forgotten(model: WorkModel) -> WorkModel:
         num_queued=model.num_queued,
         has_unknown_changes=model.has_unknown_changes,
         num_before=model.num_before,
+        num_drifts=model.num_drifts,
     )
 
 
@@ -279,7 +283,9 @@ def following(before: WorkModel | None, after: WorkModel, *, limit: float) -> Wo
         is_slight = 0 < after.error <= _ENDS_ABOVE * limit
         after = replace(after, problem=None) if is_slight else after
     has_failed = before.problem is not None and before.num_microbatches > 0
-    if has_failed and before.num_before > _MOST_MODELS:
+    if has_failed and (
+        before.num_before > _MOST_MODELS or after.error > limit / _ENDS_ABOVE**before.num_before
+    ):
         return None
     if not _matters(before, after):
         error = math.hypot(_difference(before, after), after.error)
@@ -287,7 +293,7 @@ def following(before: WorkModel | None, after: WorkModel, *, limit: float) -> Wo
             return None
         if before.num_before >= _MOST_MODELS:
             after = replace(after, problem=f"{_VARY}; {error_problem(error, limit)}")
-    return replace(after, num_before=before.num_before + 1)
+    return replace(after, num_before=before.num_before + 1, num_drifts=before.num_drifts)
 
 
 def _matters(before: WorkModel, after: WorkModel) -> bool:
@@ -306,7 +312,7 @@ def _matters(before: WorkModel, after: WorkModel) -> bool:
         return True
     if after.problem is not None:
         return False
-    factor = 2 ** (before.num_before + 1)
+    factor: int = 2 ** (before.num_before + 1)
     reserves = zip(before.reserve, after.reserve, strict=True)
     if any(abs(one - other) > factor * LEAST_RESERVE_CHANGE for one, other in reserves):
         return True
@@ -371,7 +377,7 @@ class _Samples:
     def __init__(self, models: Sequence[PipelineModel]) -> None:
         self._models = models
         self._planned_s = {id(model): _planned_times(model) for model in models}
-        self._rows: list[tuple[float, int, int, float, float, float]] = []
+        self._rows: list[tuple[float, int, int, int, float, float, float]] = []
         self._is_steady: list[bool] = []
         self._num_microbatches = 0
 
@@ -381,20 +387,22 @@ class _Samples:
         works: Sequence[StepWork | None],
     ) -> None:
         """Add the instructions of a step, by pipeline and stage."""
-        for model, stages, work in zip(self._models, reports, works, strict=True):
+        of_pipelines = zip(self._models, reports, works, strict=True)
+        for pipeline, (model, stages, work) in enumerate(of_pipelines):
             if work is None or len(work) != model.schedule.num_microbatches:
                 continue
             for stage, of_stage in enumerate(stages):
-                self._add_stage(model, stage, of_stage, work)
+                self._add_stage(pipeline, stage, of_stage, work)
             self._num_microbatches += len(work)
 
     def _add_stage(
         self,
-        model: PipelineModel,
+        pipeline: int,
         stage: int,
         reports: Sequence[InstructionReport],
         work: StepWork,
     ) -> None:
+        model = self._models[pipeline]
         places, planned_s = model.dag.alike[0], self._planned_s[id(model)]
         clocks = [report[-1] for report in reports]
         both = zip(model.schedule.stages[stage], reports, strict=True)
@@ -412,6 +420,7 @@ class _Samples:
                     computed_s / time_s,
                     place,
                     self._num_microbatches + microbatch,
+                    pipeline,
                     lengths,
                     squares,
                     factor,
@@ -423,7 +432,7 @@ class _Samples:
         """Return what was added; None: nothing."""
         if not self._rows:
             return None
-        ratio, place, microbatch, lengths, squares, factor = np.array(self._rows).T
+        ratio, place, microbatch, pipeline, lengths, squares, factor = np.array(self._rows).T
         is_steady = np.array(self._is_steady)
         num_steady = np.bincount(place[is_steady].astype(int), minlength=int(place.max()) + 1)
         few = num_steady[place.astype(int)] < FEWEST_MICROBATCHES
@@ -432,6 +441,7 @@ class _Samples:
             ratio=ratio[kept],
             place=place[kept].astype(np.int64),
             microbatch=microbatch[kept].astype(np.int64),
+            pipeline=pipeline[kept].astype(np.int64),
             lengths=lengths[kept],
             squares=squares[kept],
             factor=factor[kept],

@@ -163,6 +163,15 @@ class ReadSteps:
         """Return whether all pipelines announced the work of at least half of the steps."""
         return 2 * sum(None not in of_step for of_step in self.works) >= len(self.works)
 
+    def of_work(self) -> ReadSteps:
+        """Return the steps of which all pipelines announced the work, if there are enough."""
+        both = zip(self.times_s, self.reports, self.works, strict=True)
+        kept = [(time_s, reports, works) for time_s, reports, works in both if None not in works]
+        if not self.has_work or len(kept) < FEWEST_USABLE_STEPS:
+            return self
+        times_s, reports, works = zip(*kept, strict=True)
+        return replace(self, times_s=times_s, reports=reports, works=works)
+
 
 def read_timed_steps(reader: JobReader, timed: TimedVersion) -> ReadSteps | None:
     """Return the version's timed steps; None: too few are usable.

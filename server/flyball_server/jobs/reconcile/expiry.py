@@ -9,6 +9,7 @@ from typing import Literal
 
 from flyball_server.jobs.job_state import OVER
 from flyball_server.jobs.lifecycle.job_life import is_gone, last_sign, living_state
+from flyball_server.jobs.measurements.step_reading import add_all
 from flyball_server.jobs.records import JobRecord
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.sql.job_reader import JobReader
@@ -90,8 +91,11 @@ def _make(services: JobServices, job_id: str, began: datetime) -> None:
             writer.save_job(job.moved(move, problem=job.problem))
             if move in OVER:
                 newest = writer.newest_step(job_id)
-                # Nothing reads them again.
-                writer.drop_step_details(job_id, 0 if newest is None else newest + 1)
+                end_step = 0 if newest is None else newest + 1
+                # Steps are compared by their work, which is in the details; then nothing reads
+                # them again.
+                add_all(writer, job, end_step)
+                writer.drop_step_details(job_id, end_step)
         else:
             writer.delete_job(job_id)
     _LOG.info("job %s: %s", job_id, move)
