@@ -268,6 +268,10 @@ class PlanningInputs:
         return f"{self.work.note}; {KEPT_HIGHEST}" if is_kept else self.work.note
 
 
+BROKEN = "unexpected error in the planner; see its log"
+"""Problem of an attempt that failed by a fault of the planner's own."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
     """Outcome of a request, by its digest.

@@ -45,7 +45,7 @@ H100 = GpuConditions(
 )
 # The profile draws 327 W at its highest clock.
 CAPPED = replace(H100, power_limit_w=330.0)
-LINE = "ranks 0, 1: power limit 330 W (profiled: 700 W)"
+LINE = "ranks 0 and 1: power limit 330 W (profiled: 700 W)"
 UNTIL_SENT = "until that is restored, or a profile measured under it is sent"
 
 
@@ -171,7 +171,7 @@ def test_a_rank_that_starts_under_other_conditions_gets_no_plan_of_the_profiled_
     job.react()
     assert (job.newest, job.policy) == (2, "baseline")
     assert job.notes == [
-        "ranks 0, 1: power profile max-q (profiled: none); the highest clocks are kept "
+        "ranks 0 and 1: power profile max-q (profiled: none); the highest clocks are kept "
         + UNTIL_SENT
     ]
 
@@ -184,8 +184,8 @@ def test_a_driver_or_a_limit_far_above_what_is_drawn_is_noted_and_the_plan_stays
     job.react()
     assert (job.newest, job.policy) == (1, "frontier")
     assert job.notes == [
-        "ranks 0, 1: power limit 400 W (profiled: 700 W); noted only, the plan is kept",
-        "ranks 0, 1: driver 590.2 (profiled: 580.1); noted only, the plan is kept",
+        "ranks 0 and 1: power limit 400 W (profiled: 700 W); noted only, the plan is kept",
+        "ranks 0 and 1: driver 590.2 (profiled: 580.1); noted only, the plan is kept",
     ]
 
 
@@ -217,7 +217,7 @@ def test_a_budget_of_limits_follows_them_as_they_move() -> None:
     job.register(replace(H100, power_limit_w=None))
     job.react()
     note = (
-        "target power:limit: the power limits of ranks 0, 1 are not known; those of the profile"
+        "target power:limit: the power limits of ranks 0 and 1 are not known; those of the profile"
         " count, or none"
     )
     assert note in notes(job.services, get_job(job.services, "job"))
@@ -297,7 +297,7 @@ def test_a_profile_that_is_sent_is_planned_from_at_once_if_it_is_of_the_present_
     job.react()
     put_profile(job.services, "job", under(replace(H100, power_limit_w=200.0)))
     assert job.policy == "baseline"
-    assert job.notes[0].startswith("ranks 0, 1: power limit 330 W (profiled: 200 W); ")
+    assert job.notes[0].startswith("ranks 0 and 1: power limit 330 W (profiled: 200 W); ")
     put_profile(job.services, "job", under(CAPPED))
     assert (job.policy, job.notes) == ("frontier", [])
     version = job.newest

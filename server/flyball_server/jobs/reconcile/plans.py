@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from flyball_pipeline.errors import PipelineError
 from flyball_server.jobs.errors import InvalidFieldError, UnknownJobError
 from flyball_server.jobs.job_state import OVER
-from flyball_server.jobs.loop_state import Attempt, JobLoopState
+from flyball_server.jobs.loop_state import BROKEN, Attempt, JobLoopState
 from flyball_server.jobs.reconcile.solve import (
     OBSOLETE,
     PLANNING_FIELD,
@@ -46,7 +46,6 @@ LEAST_GAIN = 0.001
 _NUM_NEARER = 2
 # Pause after a solver was lost, s; twice as long after each further time, up to the longest.
 LOST_PAUSE_S, LONGEST_LOST_PAUSE_S = 10.0, 3600.0
-_BROKEN = "unexpected error in the planner; see its log"
 
 
 class PlanReconciler(SlottedReconciler):
@@ -126,7 +125,7 @@ class _Planning:
             failed = Attempt(digest=digest, field=error.field, problem=problem, nearest=nearest)
         except Exception:
             _LOG.exception("job %s: the planner failed", self.snapshot.job.job_id)
-            failed = Attempt(digest=digest, field=PLANNING_FIELD, problem=_BROKEN)
+            failed = Attempt(digest=digest, field=PLANNING_FIELD, problem=BROKEN)
         else:
             solve_s = time.perf_counter() - started_s
             return _Solved(plan=found, attempt=Attempt(digest=digest), solve_s=solve_s)

@@ -5,9 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from flyball_server.jobs.errors import JobsError, PlanningFailedError, UnknownJobError
+from flyball_server.jobs.errors import (
+    JobsError,
+    PlannerFaultError,
+    PlanningFailedError,
+    UnknownJobError,
+)
 from flyball_server.jobs.job_state import OVER, JobInput
-from flyball_server.jobs.loop_state import JobLoopState
+from flyball_server.jobs.loop_state import BROKEN, JobLoopState
 from flyball_server.jobs.records import JobRecord, NewestVersion, RankRecord
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.sql.job_reader import JobReader
@@ -83,7 +88,7 @@ def answer_together(
 
 def answer(
     services: JobServices, snapshot: PlanningSnapshot, asked_by: JobInput
-) -> bool | PlanningFailedError:
+) -> bool | PlanningFailedError | PlannerFaultError:
     """Return whether the job is planned from its current inputs, or the failure.
 
     A failure is reported to the caller of the input that was changed last, not to a rank that
@@ -100,4 +105,6 @@ def answer(
     failure = stands.failure
     if failure is None or job.changed_input != asked_by or job.state in OVER:
         return True
+    if failure.problem == BROKEN:
+        return PlannerFaultError(job_id=job.job_id)
     return PlanningFailedError(failure.field or "", failure.problem or "")
