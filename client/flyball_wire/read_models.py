@@ -204,6 +204,8 @@ class MeasuredIteration:
 class OwnPlanOfStep:
     """Newest step that all ranks have posted, where ranks had a plan for this step alone.
 
+    Of more than 1024 ranks the first 1024 are read, and all of this is theirs.
+
     Attributes:
         num_ranks: number of ranks that had one; the others ran at the highest clocks.
         slack: share of the step's deadline that pipelines would have waited at the highest clocks,

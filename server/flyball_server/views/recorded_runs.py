@@ -63,7 +63,8 @@ def get_recorded_runs(services: JobServices, job_id: str) -> RecordedRuns:
         worked = {
             version
             for version, of_version in read_fold(reader, job).versions.items()
-            if of_version.on_plan.work_s or of_version.at_baseline.work_s
+            if of_version.on_plan.times_of_work.num_values
+            or of_version.at_baseline.times_of_work.num_values
         }
     runs: dict[tuple[int, bool], RecordedRun] = {}
     left_out: list[str] = []

@@ -9,6 +9,7 @@ from statistics import fmean, pstdev
 from typing import Any
 
 import pytest
+from tests.planner.one_rank import store_measurements
 from tests.planner.samples import MOMENT, frequency_plan, job_spec
 from tests.planner.stores import opened_store
 from tests.planner.use_cases import put_profile, register_job
@@ -20,6 +21,7 @@ from flyball_profiles.stage_profile import StageProfile
 from flyball_profiles.stage_profile_csv import parse_stage_profile
 from flyball_server.jobs.errors import UnrecordedRunsError
 from flyball_server.jobs.findings.delays import DelayReconciler
+from flyball_server.jobs.findings.news_of_work import NOT_ANNOUNCED, NUM_SILENT_STEPS
 from flyball_server.jobs.findings.stragglers import StragglerReconciler
 from flyball_server.jobs.findings.work_drift import WorkDriftReconciler, with_drifts
 from flyball_server.jobs.loop_state import JobLoopState, PlanningInputs, StageSlowdown, WorkModel
@@ -33,12 +35,15 @@ from flyball_server.jobs.measurements.step_reading import read_fold
 from flyball_server.jobs.measurements.timed_steps import MOST_TIMED_STEPS
 from flyball_server.jobs.reconcile.expiry import ExpiryReconciler
 from flyball_server.jobs.reconcile.plans import PlanReconciler
+from flyball_server.jobs.records import StepDetail, StepRecord
 from flyball_server.jobs.registry.inspection import get_job, get_plan, notes, require_job
 from flyball_server.jobs.registry.registration import leave_rank
 from flyball_server.jobs.savings.comparisons import start_comparison
 from flyball_server.jobs.savings.savings import savings_of
 from flyball_server.jobs.services import JobServices
+from flyball_server.jobs.versions import rank_plans
 from flyball_server.prometheus.job_families import job_families
+from flyball_server.views import own_plans
 from flyball_server.views.job_figures import SharedReading
 from flyball_server.views.job_reading import JobReading
 from flyball_server.views.recorded_runs import get_recorded_runs
@@ -159,6 +164,9 @@ def test_a_job_that_announces_is_not_held_at_the_highest_clocks(services: JobSer
     working.run(3)
     assert measured(working, 14) == 2
     working.announced = step_work
+    working.run(3)
+    reconciled(services)
+    assert working.newest == 2
     working.run(1)
     reconciled(services)
     working.take()
@@ -258,6 +266,36 @@ def test_orders_that_never_flush_and_large_pipelines_have_none_with_a_note() -> 
     assert inputs.step_work is None
     assert inputs.work_note is not None
     assert inputs.work_note.startswith("announced work is not used, and steps get no plans of")
+
+
+def test_parts_too_large_for_ranks_keep_the_highest_clocks_with_one_note(
+    services: JobServices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rank_plans, "MAX_PART_BYTES", 6000)
+    working = job(services, error=0.01)
+    assert measured(working) == 2
+    assert working.parts[0].pipeline is None
+    assert get_plan(services, "job", 2).plan.policy == "baseline"
+    (note,) = [each for each in notes(services, get_job(services, "job")) if "work" in each]
+    assert "announced work is not used" in note
+    assert "at most 5400 are sent" in note
+    assert measured(working) == 2
+    assert {mhz for step in working.run(5) for mhz in step.clocks_mhz} == {1400}
+
+
+def test_a_part_without_its_pipeline_has_the_highest_clocks(
+    services: JobServices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A later plan may take more bytes than the one that was looked at."""
+    working = job(services, error=0.01)
+    measured(working)
+    monkeypatch.setattr(rank_plans, "MAX_PART_BYTES", 6000)
+    record, state = get_plan(services, "job", 2), loop_state(services)
+    for rank in working.ranks:
+        part = rank_plans.part_of(record, rank, profile(), state.planned_inputs)
+        assert part.pipeline is None
+        assert part.sm_clocks_mhz == (1400,)
+        assert part.requests == ()
 
 
 def test_the_limit_of_errors_is_an_option(services: JobServices) -> None:
@@ -380,7 +418,78 @@ def test_a_job_that_ends_to_announce_follows_one_plan_again(services: JobService
     assert working.newest == version + 1
     measured(working, 18)
     assert working.parts[0].pipeline is None
+    assert work_of(services) == WorkModel(problem=NOT_ANNOUNCED, num_before=1)
+
+
+def test_a_job_that_ends_to_announce_in_a_version_says_so_and_may_begin_again(
+    services: JobServices,
+) -> None:
+    working = job(services, error=0.01)
+    measured(working)
+    measured(working, 17)
+    version = working.newest
+    working.announced = lambda _: None
+    working.run(NUM_SILENT_STEPS - 1)
+    reconciled(services)
+    assert working.newest == version
+    working.run(1)
+    reconciled(services)
+    assert working.take() == version + 1
+    (note,) = [each for each in notes(services, get_job(services, "job")) if "work" in each]
+    assert NOT_ANNOUNCED in note
+    assert working.parts[0].pipeline is None
+    # Once its delays are measured, and after some more steps.
+    measured(working, 20)
+    version = working.newest
+    working.announced = step_work
+    measured(working, 8)
+    assert working.newest == version
+    measured(working, 60)
+    assert working.newest == version + 1
+    measured(working, 17)
+    assert working.parts[0].pipeline is not None
+    assert notes(services, get_job(services, "job")) == ()
+
+
+def test_a_job_that_ends_to_announce_often_waits_longer_to_begin(services: JobServices) -> None:
+    """After two models 16 steps of a version are 64."""
+    working = job(services, {"num_ranks": 2}, num_pipelines=1, announced=lambda _: None)
+    measured(working)
+    measured(working, 17)
+    version, begun = working.newest, get_plan(services, "job", working.newest).first_step
+    ended = WorkModel(problem=NOT_ANNOUNCED, num_before=2)
+    with services.store.writing("job") as writer:
+        writer.save_loop_state(writer.find_loop_state("job").evolve(work=ended))
+    working.announced = step_work
+    assert begun is not None
+    measured(working, begun + 64 - working.step + 3)
+    assert working.newest == version
+    measured(working, 1)
+    assert working.newest == version + 1
+    assert work_of(services) == WorkModel(num_before=2)
+
+
+@pytest.mark.parametrize("has_version", [False, True])
+def test_a_single_step_of_absurd_number_begins_nothing(
+    services: JobServices, has_version: bool
+) -> None:
+    working = job(services, announced=lambda _: None)
+    measured(working)
+    version, far = working.newest, 10**12
+    record = StepRecord(
+        job_id="job",
+        rank=0,
+        step=far,
+        plan_version=version if has_version else version - 1,
+        time_s=1.0,
+        energy_j=1.0,
+    )
+    detail = StepDetail(job_id="job", rank=0, step=far, work=((1.0,),))
+    store_measurements(services, "job", 0, [record], [detail])
+    for _ in range(4):
+        measured(working, 16)
     assert work_of(services) is None
+    assert working.newest == version
 
 
 def test_drifted_times_give_ranks_other_factors(services: JobServices) -> None:
@@ -497,7 +606,9 @@ def test_savings_stay_those_at_equal_work_where_a_job_ends(services: JobServices
     assert savings(services, version) == before
 
 
-def test_the_newest_steps_own_plan_is_shown(services: JobServices) -> None:
+def test_the_newest_steps_own_plan_is_shown(
+    services: JobServices, monkeypatch: pytest.MonkeyPatch
+) -> None:
     working = job(services)
     figures = SharedReading(JobReading(services, max_labelled=5), clock=itertools.count().__next__)
     working.run(MOST_TIMED_STEPS + 1)
@@ -514,6 +625,12 @@ def test_the_newest_steps_own_plan_is_shown(services: JobServices) -> None:
     assert shown.predicted_saved_j == 6.0
     clocks = f"{shown.lowest_mhz} to {shown.highest_mhz} MHz"
     assert shown.text == f"step {shown.step}: 10 % slack, {clocks}"
+    monkeypatch.setattr(own_plans, "_MOST_RANKS", 4)
+    with services.store.reading() as reader:
+        part = own_plans.newest_own_plan(reader, "job", shown.step)
+    assert part is not None
+    assert (part.num_ranks, part.predicted_saved_j) == (4, 4.0)
+    assert part.text.startswith(f"step {shown.step}, first 4 ranks: 10 % slack")
     with figures.jobs() as jobs:
         families = {family.name: family for family in job_families(jobs)}
     (sample,) = families["flyball_own_plan_slack_ratio"].samples

@@ -367,6 +367,61 @@ def test_steps_are_compared_at_equal_work() -> None:
     assert mean(raw.saving_percent) < -50
 
 
+def test_versions_apart_are_ratios_of_sums_at_equal_work() -> None:
+    """By hand: 40 % of 100 J and 10 % of 900 J are 130 of 1000 J; the mean of ratios says 25 %."""
+    works = {
+        number: WorkAtHighest(time_s=scale, energy_j=100 * scale)
+        for number in range(401)
+        for scale in [9.0 if number % 2 else 1.0]
+    }
+    measured = [
+        *worked_steps(range(200), works, version=1, share=1.0),
+        *(
+            step
+            for number in range(200, 401)
+            for step in worked_steps([number], works, version=2, share=0.9 if number % 2 else 0.6)
+        ),
+    ]
+    kinds = {1: StepKinds(baseline_cycle=(True,))}
+    second = savings_of(fold_of(kinds, measured, works)).versions[1]
+    assert second.baseline == BaselineOrigin.APART
+    assert mean(second.saving_percent) == pytest.approx(13)
+    assert mean(second.saved_j) == pytest.approx(100 * 130)
+    assert second.saving_percent is not None
+    assert second.saving_percent.low is not None
+    assert second.saving_percent.low < 13
+
+
+def test_the_interval_of_savings_at_equal_work_holds_the_true_one() -> None:
+    """Nine in ten of 100 intervals do, where small steps save more than large ones."""
+    num_held = 0
+    for seed in range(100):
+        chance = random.Random(seed)
+        works = {
+            number: WorkAtHighest(time_s=scale, energy_j=100 * scale)
+            for number in range(300)
+            for scale in [chance.choice([1.0, 9.0])]
+        }
+        measured = [
+            step
+            for number in range(300)
+            for share in [0.6 if works[number].time_s == 1 else 0.9]
+            for step in worked_steps(
+                [number],
+                works,
+                version=1 if number < 150 else 2,
+                share=(1 if number < 150 else share) * chance.gauss(1, 0.01),
+            )
+        ]
+        kinds = {1: StepKinds(baseline_cycle=(True,))}
+        found = savings_of(fold_of(kinds, measured, works)).versions[1].saving_percent
+        assert found is not None
+        assert found.low is not None
+        assert found.high is not None
+        num_held += found.low < 13 < found.high
+    assert num_held >= 88
+
+
 def test_a_pair_is_a_ratio_of_sums_at_equal_work() -> None:
     """By hand: 90 J of 100, and 440 J of 400, are 0.9 and 1.1 of the same work."""
     kinds = StepKinds(baseline_cycle=(False, True))
@@ -416,3 +471,25 @@ def test_a_few_steps_of_unknown_work_are_left_out() -> None:
         del works[number]
     none = savings_of(fold_of(kinds, measured, works)).versions[1]
     assert none.baseline == BaselineOrigin.NONE
+
+
+def test_steps_of_other_coefficients_are_not_compared() -> None:
+    """A fit that says 5 % more for the same work is no saving; nor is a mixture of two."""
+    first = {number: WorkAtHighest(1.0, 100.0, model=1) for number in range(20)}
+    later = {number: WorkAtHighest(1.05, 105.0, model=2) for number in range(20, 60)}
+    measured = [
+        *steps(range(20), 1, energy_j=100.0),
+        *steps(range(20, 40), 2, energy_j=100.0),
+        *steps(range(40, 60), 3, energy_j=100.0),
+    ]
+    kinds = {1: StepKinds(baseline_cycle=(True,))}
+    second, third = savings_of(fold_of(kinds, measured, first | later)).versions[1:]
+    assert (second.baseline, third.baseline) == (BaselineOrigin.NONE, BaselineOrigin.NONE)
+    # With steps at the highest clocks of the same coefficients there is a comparison.
+    kinds[2] = StepKinds(baseline_cycle=(True,))
+    third = savings_of(fold_of(kinds, measured, first | later)).versions[2]
+    assert third.baseline == BaselineOrigin.APART
+    assert mean(third.saving_percent) == pytest.approx(0)
+    # Half of a version's steps are of either: their work counts as not known.
+    mixed = first | later | dict.fromkeys(range(50, 60), first[0])
+    assert savings_of(fold_of(kinds, measured, mixed)).versions[2].baseline == BaselineOrigin.NONE

@@ -5,18 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from flyball_pipeline.work import StepWork
+from flyball_server.jobs.findings.news_of_work import new_model, not_announced
 from flyball_server.jobs.findings.noting import note_findings
 from flyball_server.jobs.findings.placement import gpus_in_node
 from flyball_server.jobs.job_state import OVER
 from flyball_server.jobs.loop_state import JobLoopState, MeasuredDelays, WorkModel
 from flyball_server.jobs.measurements.announced_work import (
     following,
-    forgotten,
-    has_other_lengths,
-    is_of_few_lengths,
     measured_work,
-    no_step_plans,
     with_changes,
 )
 from flyball_server.jobs.measurements.timed_steps import (
@@ -25,10 +21,11 @@ from flyball_server.jobs.measurements.timed_steps import (
     timed_version,
 )
 from flyball_server.jobs.records import JobRecord, PlanRecord
-from flyball_server.jobs.registry.inspection import newest_plan, require_job, require_plan
+from flyball_server.jobs.registry.inspection import require_job, require_plan
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.jobs.versions.planning import read_planning
+from flyball_server.jobs.versions.rank_plans import large_parts
 from flyball_server.jobs.wanted.request import has_given_transitions, needs_jitter
 from flyball_wire.messages import Adaptation, JobSpec, JobState
 from flyball_wire.plan_options import plan_options
@@ -62,37 +59,36 @@ class DelayReconciler:
     def runs_after_posts(self, reader: JobReader, job: JobRecord) -> bool:
         """Return whether the newest version's delays are not measured yet, or work is news."""
         loop_state = reader.find_loop_state(job.job_id)
-        return (
-            _is_open(reader, job, loop_state)
-            or _announces_late(reader, job, loop_state)
-            or _has_other_lengths(reader, job, loop_state)
-        )
+        if _is_left_alone(job, loop_state):
+            return False
+        is_open = _is_open(reader, job, loop_state)
+        return is_open or new_model(reader, job, loop_state) is not None
 
     def __call__(self, services: JobServices, job_id: str) -> float | None:
         """Measure the newest version's delays once its timed steps are over."""
         with services.store.reading() as reader:
             job, loop_state = require_job(reader, job_id), reader.find_loop_state(job_id)
-            if not self.runs_after_posts(reader, job):
+            if _is_left_alone(job, loop_state):
                 return None
             if not read_planning(reader, job).is_planned(services):
                 return None
             if _is_open(reader, job, loop_state):
                 found = _read(reader, job, loop_state)
-            elif loop_state.work is None:
-                found = _late_work(reader, job)
             else:
-                found = _Found(forgets=loop_state.work)
+                model = new_model(reader, job, loop_state)
+                found = None if model is None else _Found(work=model)
             if found is None:
                 return None
 
         def changed(now: JobRecord, current: JobLoopState) -> JobLoopState:
-            return _with_found(job.spec, current, found) if job.is_same_work(now) else current
+            if not job.is_same_work(now):
+                return current
+            if found.record is None:
+                is_same = current.work == loop_state.work
+                return current.evolve(work=found.work) if is_same else current
+            return _with_found(job.spec, current, found, found.record)
 
-        what = (
-            "delays"
-            if found.work is None and found.forgets is None
-            else "delays and announced work"
-        )
+        what = "delays" if found.work is None else "delays and announced work"
         note_findings(services, job_id, changed, f"its steps were read for {what}")
         return None
 
@@ -102,16 +98,14 @@ class _Found:
     """What a version's timed steps say.
 
     Attributes:
-        record: the version; None: nothing was measured, and work is announced.
+        record: the version; None: nothing was measured, and what is announced has changed.
         delays: delays; None: too few steps are usable.
         work: announced work; None: none was announced.
-        forgets: model that does not hold for the newest lengths; None: it does.
     """
 
     record: PlanRecord | None = None
     delays: MeasuredDelays | None = None
     work: WorkModel | None = None
-    forgets: WorkModel | None = None
 
 
 def _read(reader: JobReader, job: JobRecord, loop_state: JobLoopState) -> _Found | None:
@@ -165,71 +159,33 @@ def _read(reader: JobReader, job: JobRecord, loop_state: JobLoopState) -> _Found
         are_given=has_given_transitions(spec),
         num_in_node=gpus_in_node(reader.list_ranks(job.job_id)),
     )
+    if model.problem is None:
+        model = replace(model, problem=large_parts(record.plan, profile, model))
     return _Found(record=record, delays=delays, work=model)
 
 
-def _late_work(reader: JobReader, job: JobRecord) -> _Found:
-    """Return work that is not measured yet, of a job that has begun to announce it."""
-    newest = newest_plan(reader, job.job_id)
-    problem = None if newest is None else no_step_plans(newest.plan, job.spec.policy)
-    return _Found(work=WorkModel(problem=problem))
-
-
-def _with_found(spec: JobSpec, current: JobLoopState, found: _Found) -> JobLoopState:
+def _with_found(
+    spec: JobSpec, current: JobLoopState, found: _Found, record: PlanRecord
+) -> JobLoopState:
     """Return the loop state with what was measured, where it makes a difference."""
-    record = found.record
-    if record is not None:
-        current = current.evolve(timed_version=record.version)
-        before = current.delays
-        if found.delays is not None and _matters(spec, before, found.delays, record.plan):
-            delays = found.delays if before is None else _following(before, found.delays)
-            current = current.evolve(delays=delays)
-    if found.forgets is not None:
-        is_same = current.work == found.forgets
-        return current.evolve(work=forgotten(found.forgets)) if is_same else current
+    current = current.evolve(timed_version=record.version)
+    before = current.delays
+    if found.delays is not None and _matters(spec, before, found.delays, record.plan):
+        delays = found.delays if before is None else _following(before, found.delays)
+        current = current.evolve(delays=delays)
     if found.work is None:
-        return current.evolve(work=None)
+        return current.evolve(work=not_announced(current.work))
     after = following(current.work, found.work, limit=spec.max_work_error)
     return current if after is None else current.evolve(work=after)
 
 
 def _is_open(reader: JobReader, job: JobRecord, loop_state: JobLoopState) -> bool:
-    if _is_left_alone(job, loop_state):
-        return False
     versions = reader.list_versions(job.job_id)
     return (
         bool(versions)
         and versions[-1].first_step is not None
         and versions[-1].version > loop_state.timed_version
     )
-
-
-def _announces_late(reader: JobReader, job: JobRecord, loop_state: JobLoopState) -> bool:
-    """Return whether a job's newest steps announce work, which its plan does not know of."""
-    if _is_left_alone(job, loop_state) or loop_state.work is not None:
-        return False
-    return bool(_newest_work(reader, job, loop_state))
-
-
-def _has_other_lengths(reader: JobReader, job: JobRecord, loop_state: JobLoopState) -> bool:
-    """Return whether the newest steps have lengths of which the factors say nothing."""
-    work = loop_state.work
-    if work is None or work != loop_state.planned_inputs.step_work or not is_of_few_lengths(work):
-        return False
-    if _is_left_alone(job, loop_state):
-        return False
-    return any(has_other_lengths(work, each) for each in _newest_work(reader, job, loop_state))
-
-
-def _newest_work(reader: JobReader, job: JobRecord, loop_state: JobLoopState) -> list[StepWork]:
-    """Return what the newest step announces; empty: the newest version is not measured yet."""
-    versions = reader.list_versions(job.job_id)
-    newest_step = reader.newest_step(job.job_id)
-    is_timed = bool(versions) and versions[-1].version == loop_state.timed_version
-    if newest_step is None or not is_timed:
-        return []
-    newest = reader.list_step_details(job.job_id, newest_step, limit=job.spec.num_expected_ranks)
-    return [detail.work for detail in newest if detail.work is not None]
 
 
 def _is_left_alone(job: JobRecord, loop_state: JobLoopState) -> bool:

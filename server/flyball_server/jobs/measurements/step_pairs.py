@@ -18,6 +18,8 @@ class WorkAtHighest(NamedTuple):
 
     time_s: float
     energy_j: float
+    #: Number of the coefficients; predictions of others are of another scale.
+    model: int = 0
 
 
 _MAX_CELLS = 256
@@ -62,7 +64,7 @@ class BatchMeans:
         """Return the mean of all values; None if there are no values."""
         if not self.num_values:
             return None
-        means = self._batch_means()
+        means = self.batch_means()
         mean = self.total / self.num_values
         if len(means) < 2:
             return MeanEstimate(
@@ -77,7 +79,7 @@ class BatchMeans:
             num_steps=self.num_values,
         )
 
-    def _batch_means(self) -> list[float]:
+    def batch_means(self) -> list[float]:
         """Return the means of batches of equal length; the remainder counts in the mean only."""
         num_full = len(self.sums) - (self.num_in_last < self.cell_length)
         longest = max(1, round(self.num_values ** (1 / 3)))
@@ -95,6 +97,52 @@ class BatchMeans:
         self.sums = [a + b for a, b in zip(self.sums[::2], self.sums[1::2], strict=True)]
         self.cell_length *= 2
         self.num_in_last = self.cell_length
+
+
+@dataclass(kw_only=True)
+class WorkedMeans:
+    """Steps' times or energies beside those that their announced work takes at the highest clocks.
+
+    Both series have the same steps in the same order, so their batches are of the same steps.
+    """
+
+    measured: BatchMeans = field(default_factory=BatchMeans)
+    of_work: BatchMeans = field(default_factory=BatchMeans)
+
+    @property
+    def num_values(self) -> int:
+        """Number of steps added so far."""
+        return self.measured.num_values
+
+    def add(self, measured: float, of_work: float) -> None:
+        """Add the next step."""
+        self.measured.add(measured)
+        self.of_work.add(of_work)
+
+    def ratio(self) -> MeanEstimate | None:
+        """Return the ratio of the sums, measured over predicted; None: there is none.
+
+        The variance is that of `a - R b` over `b`'s mean squared, as in `PairedMeans.ratio`, of the
+        means of batches.
+        """
+        a, b = self.measured, self.of_work
+        if b.total <= 0:
+            return None
+        ratio = a.total / b.total
+        off = [x - ratio * y for x, y in zip(a.batch_means(), b.batch_means(), strict=True)]
+        num = len(off)
+        if num < 2:
+            return MeanEstimate(
+                mean=ratio, variance=None, degrees_of_freedom=0, num_steps=a.num_values
+            )
+        center = math.fsum(off) / num
+        squares = math.fsum((each - center) ** 2 for each in off)
+        return MeanEstimate(
+            mean=ratio,
+            variance=squares / (num - 1) / num / (b.total / b.num_values) ** 2,
+            degrees_of_freedom=num - 1,
+            num_steps=a.num_values,
+        )
 
 
 @dataclass(kw_only=True)
@@ -227,15 +275,12 @@ class StepSeries:
 
     times_s: BatchMeans = field(default_factory=BatchMeans)
     energies_j: BatchMeans = field(default_factory=BatchMeans)
-    #: Both over those that the steps' announced work takes at the highest clocks, predicted; of
+    #: Both beside those that the steps' announced work takes at the highest clocks, predicted; of
     #: steps whose work is known.
-    times_of_work: BatchMeans = field(default_factory=BatchMeans)
-    energies_of_work: BatchMeans = field(default_factory=BatchMeans)
-    #: Sums of measured times and energies of these steps, and of those that their work takes.
-    worked_s: float = 0.0
-    worked_j: float = 0.0
-    work_s: float = 0.0
-    work_j: float = 0.0
+    times_of_work: WorkedMeans = field(default_factory=WorkedMeans)
+    energies_of_work: WorkedMeans = field(default_factory=WorkedMeans)
+    #: Number of the coefficients of these steps, that of the first; of others, work is not known.
+    model: int = 0
     first_step: int = 0
     last_step: int = 0
 
@@ -249,6 +294,11 @@ class StepSeries:
         """Return whether the work of nearly all steps is known."""
         return 0 < _LEAST_WITH_WORK * self.num_steps <= self.times_of_work.num_values
 
+    @property
+    def work_model(self) -> int | None:
+        """Return the number of the coefficients; None: the work of too many steps is not known."""
+        return self.model if self.has_work else None
+
     def add(self, step: StepTotals, work: WorkAtHighest | None = None) -> None:
         """Add the next step; a run that has started over has steps with lower numbers again."""
         self.first_step = min(self.first_step, step.step) if self.num_steps else step.step
@@ -256,14 +306,14 @@ class StepSeries:
         self.times_s.add(step.time_s)
         if step.energy_j is not None:
             self.energies_j.add(step.energy_j)
+        if work is not None and not self.times_of_work.num_values:
+            self.model = work.model
+        if work is not None and work.model != self.model:
+            work = None
         if work is not None:
-            self.times_of_work.add(step.time_s / work.time_s)
-            self.worked_s += step.time_s
-            self.work_s += work.time_s
+            self.times_of_work.add(step.time_s, work.time_s)
         if work is not None and step.energy_j is not None:
-            self.energies_of_work.add(step.energy_j / work.energy_j)
-            self.worked_j += step.energy_j
-            self.work_j += work.energy_j
+            self.energies_of_work.add(step.energy_j, work.energy_j)
 
     def distance_to(self, other: StepSeries) -> int:
         """Return the number of steps between the two, 0 if they overlap."""
@@ -353,8 +403,15 @@ class PairGathering:
 
     def _count_in(self, pairs: Pairs, wanted: int) -> None:
         a, b = self.on_plan, self.at_baseline
-        _add_pair(pairs.times_s, _half_s(a), _half_s(b), wanted)
-        _add_pair(pairs.energies_j, _half_j(a), _half_j(b), wanted)
+        is_by_work = a.work_model is not None and a.work_model == b.work_model
+        for of_pairs, halves in (
+            (pairs.times_s, [(each.times_s, each.times_of_work) for each in (a, b)]),
+            (pairs.energies_j, [(each.energies_j, each.energies_of_work) for each in (a, b)]),
+        ):
+            one, other = (
+                _half(values, worked if is_by_work else WorkedMeans()) for values, worked in halves
+            )
+            _add_pair(of_pairs, one, other, wanted)
 
 
 class _Half(NamedTuple):
@@ -366,16 +423,10 @@ class _Half(NamedTuple):
     of_work: float = 0.0
 
 
-def _half_s(series: StepSeries) -> _Half:
-    if series.has_work:
-        return _Half(series.times_of_work.num_values, series.worked_s, series.work_s)
-    return _Half(series.num_steps, series.times_s.total)
-
-
-def _half_j(series: StepSeries) -> _Half:
-    if series.has_work and series.work_j:
-        return _Half(series.energies_of_work.num_values, series.worked_j, series.work_j)
-    return _Half(series.energies_j.num_values, series.energies_j.total)
+def _half(values: BatchMeans, worked: WorkedMeans) -> _Half:
+    if worked.num_values:
+        return _Half(worked.num_values, worked.measured.total, worked.of_work.total)
+    return _Half(values.num_values, values.total)
 
 
 def _add_pair(pairs: PairedMeans, a: _Half, b: _Half, wanted: int) -> None:

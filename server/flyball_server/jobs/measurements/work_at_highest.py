@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 
 from flyball_pipeline.errors import PipelineError
@@ -81,6 +82,7 @@ class WorkPredictor:
         self._plan = plan
         self._models = [model for model, _ in planned_models(profile, plan)]
         self._coefficients = coefficients_of(work)
+        self._number = zlib.crc32(repr((work.places, work.coefficients)).encode())
 
     def predicted(self, works: Mapping[int, StepWork]) -> WorkAtHighest | None:
         """Return time and energy of a step; None: they cannot be predicted.
@@ -99,7 +101,7 @@ class WorkPredictor:
             max(earliest_finish_s(model.dag, _times_s(model, each))) for model, each in own
         )
         energy_j = math.fsum(_energy_j(model, factors, time_s) for model, factors in own)
-        return WorkAtHighest(time_s=time_s, energy_j=energy_j)
+        return WorkAtHighest(time_s=time_s, energy_j=energy_j, model=self._number)
 
 
 def _times_s(model: PipelineModel, factors: Iterable[float]) -> list[float]:

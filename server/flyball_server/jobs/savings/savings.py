@@ -132,7 +132,8 @@ def _baselines(fold: StepFold, version: int) -> list[_Baseline]:
     """Return what has steps at the highest clocks to compare a version with.
 
     Where the number of microbatches has changed, it is compared with steps of its own number; and
-    steps whose work is known are compared with such steps only.
+    steps whose work is known are compared only with such steps of the same coefficients: others
+    were fitted to other times, and a change of scale would be a saving.
     """
     shapes = {
         each: of_version.kinds.num_microbatches
@@ -149,11 +150,11 @@ def _baselines(fold: StepFold, version: int) -> list[_Baseline]:
     is_alike = not is_changed or shapes.get(fold.first_version or 0) == shapes[version]
     if at_default is not None and is_alike:
         baselines.insert(0, _Baseline(steps=at_default, is_at_default_clocks=True))
-    has_work = fold.versions[version].on_plan.has_work
+    model = fold.versions[version].on_plan.work_model
     measured = [
         each
         for each in baselines
-        if each.steps.at_baseline.num_steps and each.steps.at_baseline.has_work is has_work
+        if each.steps.at_baseline.num_steps and each.steps.at_baseline.work_model == model
     ]
     enough = [each for each in measured if each.steps.at_baseline.num_steps >= MIN_BASELINE_STEPS]
     return enough or measured
@@ -231,8 +232,8 @@ def _compared(on_plan: StepSeries, baseline: StepSeries) -> tuple[_Compared, _Co
     """Return times and energies of both, each over what its work takes where that is known."""
     if _is_by_work(on_plan, baseline):
         return (
-            (on_plan.times_of_work.estimate(), baseline.times_of_work.estimate()),
-            (on_plan.energies_of_work.estimate(), baseline.energies_of_work.estimate()),
+            (on_plan.times_of_work.ratio(), baseline.times_of_work.ratio()),
+            (on_plan.energies_of_work.ratio(), baseline.energies_of_work.ratio()),
         )
     return (
         (on_plan.times_s.estimate(), baseline.times_s.estimate()),
@@ -241,7 +242,7 @@ def _compared(on_plan: StepSeries, baseline: StepSeries) -> tuple[_Compared, _Co
 
 
 def _is_by_work(on_plan: StepSeries, baseline: StepSeries) -> bool:
-    return on_plan.has_work and baseline.has_work
+    return on_plan.work_model is not None and on_plan.work_model == baseline.work_model
 
 
 def _saved_j(on_plan: StepSeries, baseline: StepSeries, energies: _Compared) -> Estimate | None:
@@ -249,7 +250,8 @@ def _saved_j(on_plan: StepSeries, baseline: StepSeries, energies: _Compared) -> 
     saved = _difference(*energies)
     if saved is None or not _is_by_work(on_plan, baseline):
         return saved
-    return scaled(saved, on_plan.work_j / on_plan.energies_of_work.num_values)
+    of_work = on_plan.energies_of_work.of_work
+    return scaled(saved, of_work.total / of_work.num_values)
 
 
 def _percent(ratio: Estimate | None, *, sign: int) -> Estimate | None:

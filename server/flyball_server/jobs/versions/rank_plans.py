@@ -18,6 +18,7 @@ from flyball_pipeline.instruction import InstructionKind
 from flyball_pipeline.retiming import StepReserve
 from flyball_pipeline.step_curves import ClockPoint
 from flyball_profiles.stage_profile import OperatingPoint, StageProfile
+from flyball_server.jobs.conditions.changes import keeps_plan
 from flyball_server.jobs.errors import (
     InvalidFieldError,
     JobsError,
@@ -51,6 +52,9 @@ from flyball_wire.plans.rank_plan import (
     most_bytes,
     rank_plan,
 )
+
+# Of the largest part, what pipelines with everything else may take.
+_SHARE_OF_PART = 0.9
 
 
 def rank_instructions(plan: Plan, rank: RankRecord) -> tuple[PlannedInstruction, ...]:
@@ -138,6 +142,43 @@ def pipeline_part(
         plan's, or ranks do not take a part as large.
     """
     pipeline = plan.pipeline_of(rank.dp_rank)
+    part = _packed(plan, pipeline, profile, work)
+    if part is None:
+        return None
+    num_bytes = part.most_bytes + _most_bytes(plan, pipeline, rank.stage, 0)
+    return part if num_bytes <= MAX_PART_BYTES else None
+
+
+def large_parts(plan: Plan, profile: StageProfile, work: WorkModel) -> str | None:
+    """Return that ranks do not take pipelines as large, in one line; None: they do.
+
+    Later plans of the job may have more requests of clocks; a tenth is left for them.
+
+    Args:
+        plan: newest plan of the job.
+        profile: the job's profile.
+        work: announced work of the job.
+    """
+    for pipeline in plan.pipelines:
+        part = _packed(plan, pipeline, profile, work)
+        if part is None:
+            continue
+        most_of_stages = max(
+            _most_bytes(plan, pipeline, stage, 0) for stage in range(len(pipeline.stages))
+        )
+        num_bytes = part.most_bytes + most_of_stages
+        if num_bytes > _SHARE_OF_PART * MAX_PART_BYTES:
+            return (
+                f"a rank's part with its pipeline takes up to {num_bytes} bytes, and at most"
+                f" {int(_SHARE_OF_PART * MAX_PART_BYTES)} are sent; fewer microbatches or chunks"
+                " need less"
+            )
+    return None
+
+
+def _packed(
+    plan: Plan, pipeline: PipelinePlan, profile: StageProfile, work: WorkModel
+) -> RankPipeline | None:
     if plan.is_probe or no_step_plans(plan) is not None:
         return None
     try:
@@ -147,7 +188,7 @@ def pipeline_part(
     places, place_of_node = model.dag.alike
     coefficients = coefficients_of(work)
     points_of = dict(zip(place_of_node, model.points, strict=True))
-    part = packed_pipeline(
+    return packed_pipeline(
         model.schedule,
         pipeline.clocks_mhz,
         {
@@ -165,8 +206,6 @@ def pipeline_part(
         reserve=StepReserve(*work.reserve),
         delays=change_delays(plan, work),
     )
-    num_bytes = part.most_bytes + _most_bytes(plan, pipeline, rank.stage, 0)
-    return part if num_bytes <= MAX_PART_BYTES else None
 
 
 def check_parts_fit(plan: Plan, *, cycle_length: int = 0) -> None:
@@ -202,6 +241,17 @@ def _most_bytes(plan: Plan, pipeline: PipelinePlan, stage: int, cycle_length: in
         num_requests=sum(1 for of_stage, *_ in pipeline.requests if of_stage == stage),
         num_rows=len(rows) or (2 if cycle_length else 0),
         cycle_length=len(plan.cycle_mhz) or cycle_length,
+    )
+
+
+def _at_highest(
+    stage: int, instructions: Sequence[PlannedInstruction], profile: StageProfile
+) -> tuple[PlannedInstruction, ...]:
+    """Return the instructions at their highest clocks."""
+    return tuple(
+        each._replace(frequency_mhz=points[0].frequency_mhz) if points else each
+        for each in instructions
+        for points in [_points(profile, stage, each)]
     )
 
 
@@ -342,8 +392,12 @@ def part_of(
     work = planned_inputs.step_work
     instructions = rank_instructions(plan.plan, rank)
     pipeline = None
+    requests = rank_requests(plan.plan, rank)
     if work is not None and profile is not None:
         pipeline = pipeline_part(plan.plan, rank, profile, work)
+        if pipeline is None and not plan.plan.is_probe and not keeps_plan(plan.plan.target):
+            # Steps differ, and without plans of their own the plan would make them longer.
+            instructions, requests = _at_highest(rank.stage, instructions, profile), ()
     return rank_plan(
         [(str(kind), number, clock_mhz, chunk) for kind, number, clock_mhz, chunk in instructions],
         cycle_mhz=rank_cycle_mhz(plan, rank.stage, instructions, profile),
@@ -356,7 +410,7 @@ def part_of(
         measurement_detail=plan.measurement_detail,
         num_timed_steps=num_timed_steps(plan.plan, work) if is_timed(plan.plan, rank) else 0,
         plan_id=plan.plan_id,
-        requests=rank_requests(plan.plan, rank),
+        requests=requests,
         pipeline=pipeline,
         baseline_cycle=() if pipeline is None else plan.baseline_cycle,
     )

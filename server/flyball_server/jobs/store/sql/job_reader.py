@@ -245,6 +245,22 @@ class JobReader:
         query = select(STEPS).where(of_job, newest).order_by(STEPS.c.step, STEPS.c.rank)
         return self._records(StepRecord, query, job_id)
 
+    def list_steps_of_rank(
+        self, job_id: str, rank: int, *, version: int, run: int, first_step: int, limit: int
+    ) -> tuple[int, ...]:
+        """Return the newest `limit` steps of a run that a rank ran on a version, falling.
+
+        Steps before the first one are left out; newer ones of others are scanned.
+        """
+        query = (
+            select(STEPS.c.step)
+            .where(*self._in_range(STEPS, job_id, first_step))
+            .where(STEPS.c.rank == rank, STEPS.c.plan_version == version, STEPS.c.run == run)
+            .order_by(STEPS.c.step.desc())
+            .limit(limit)
+        )
+        return tuple(self._connection.execute(query).scalars())
+
     def list_steps(self, job_id: str, first_step: int, end_step: int) -> tuple[StepRecord, ...]:
         """Return what all ranks measured in steps `first_step` to before `end_step`, by step."""
         query = select(STEPS).where(*self._in_range(STEPS, job_id, first_step, end_step))
