@@ -112,13 +112,13 @@ def fit_work(times: WorkTimes, num_places: int) -> WorkFit | None:
     fewest = min(counts.min(), fitted.min()) if has_lengths.any() else counts.min()
     if fewest < FEWEST_MICROBATCHES:
         return None
-    slowness, num_slowness = np.ones_like(times.ratio), 0
-    for _ in range(1 + _NUM_OF_SLOWNESS):
-        ratio = times.ratio / slowness
-        coefficients, predicted = _fits(times, ratio, num_places)
-        residuals = np.log(ratio / predicted)
-        more, num_slowness = _slowness(times, residuals)
+    slowness = np.ones_like(times.ratio)
+    coefficients, residuals = _residuals(times, slowness, num_places)
+    for _ in range(_NUM_OF_SLOWNESS):
+        more, _ = _slowness(times, residuals)
         slowness = slowness * more
+        coefficients, residuals = _residuals(times, slowness, num_places)
+    _, num_slowness = _slowness(times, residuals)
     if not has_lengths.any():
         residuals -= np.median(residuals)
     kept = np.abs(residuals) <= _MOST_DEVIATIONS * max(_deviation(residuals), 1e-9)
@@ -130,6 +130,15 @@ def fit_work(times: WorkTimes, num_places: int) -> WorkFit | None:
         shared_error=shared,
         own_error=own,
     )
+
+
+def _residuals(
+    times: WorkTimes, slowness: FloatArray, num_places: int
+) -> tuple[list[WorkCoefficients], FloatArray]:
+    """Return coefficients of the times without ranks' slowness, and logarithms of what is left."""
+    ratio = times.ratio / slowness
+    coefficients, predicted = _fits(times, ratio, num_places)
+    return coefficients, np.log(ratio / predicted)
 
 
 def _fits(
