@@ -46,9 +46,9 @@ def test_the_order_that_saves_most_is_advised_with_what_its_plan_saves() -> None
     assert advice.saving_percent == pytest.approx(100 * (1 - of_envpipe / of_1f1b), abs=1e-6)
     assert advice.saving_percent > 100 * LEAST_SAVING
     assert advice.text == (
-        f"order envpipe would need {advice.saving_percent:.1f} % less energy than the job's own,"
-        " 1f1b, predicted at the same target, with activations of 7 microbatches on a stage instead"
-        " of 4; to run it from the next start on: run [3,2,1,0]"
+        f"schedule envpipe would need {advice.saving_percent:.1f} % less energy than 1f1b at the"
+        " same target (predicted), with activations of 7 microbatches on a stage in place of 4; to"
+        " run it from the next start on: run [3,2,1,0]"
     )
 
 
