@@ -44,6 +44,19 @@ def test_an_instruction_makes_no_progress_while_it_waits_and_draws_waiting_power
     assert gpu.num_overruns == 0
 
 
+def test_what_is_completed_within_a_wait_computes_first_and_waits_then() -> None:
+    clock = HandClock()
+    gpu = make_gpu(clock)
+    gpu.on_instruction_begin("forward")
+    gpu.on_wait_begin()
+    gpu.complete()
+    assert gpu.emulated_time_s() == pytest.approx(1.0)
+    clock.move(2.0)
+    gpu.on_wait_end()
+    gpu.on_instruction_end("forward")
+    assert gpu.exact_energy_j() == pytest.approx(300.0 + 2.0 * 80.0)
+
+
 def test_a_microbatchs_work_is_a_factor_of_its_time_and_energy() -> None:
     clock = HandClock()
     gpu = make_gpu(clock, work=lambda step, microbatch: 1.0 + step + microbatch / 2)

@@ -371,6 +371,8 @@ class EmulatedGpu:
 
     def _sleep_until_completed(self) -> None:
         execution = self._execution
+        # It waits for others only once it has computed: a wait that began before would never end.
+        is_waiting, execution.is_waiting = execution.is_waiting, False
         while execution.completed_s is None:
             done_s = execution.completion_s()
             wall_s = self._wall_s(done_s)
@@ -382,6 +384,7 @@ class EmulatedGpu:
                 self._make_timed_request()
                 # Rounding may end the sleep slightly before the emulated moment.
                 execution.advance(max(self.emulated_time_s(), done_s))
+        execution.is_waiting = is_waiting
 
     def _advance(self) -> None:
         """Let time pass until now."""
