@@ -124,9 +124,9 @@ class LengthsResult:
         if slower is None or abs(slower.mean) <= most_percent:
             return None
         return (
-            "this computer is too busy to judge time: steps with plans of their own took"
-            f" {slower.mean:+.1f} % at equal work, and at most {most_percent:.1f} % are its own"
-            f" work; a larger --time-scale than {options.time_scale:g} helps"
+            "this computer is too busy to judge time: steps on plans of their own took"
+            f" {slower.mean:+.1f} % at equal work, more than {most_percent:.1f} % either way;"
+            f" a larger --time-scale than {options.time_scale:g} helps"
         )
 
     def lines(self) -> list[str]:
