@@ -508,4 +508,4 @@ def run(
     ]
     rank.begin(step)
     rank.exchange.end(step, rank.key)
-    rank.exchange.learn(step, lambda: times_s, HIGHEST_MHZ)
+    rank.exchange.learn(lambda: times_s, HIGHEST_MHZ)
