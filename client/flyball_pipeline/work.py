@@ -15,6 +15,7 @@ from typing import NamedTuple, cast
 
 from flyball_pipeline.dag import AlikeNodes, DependencyDag
 from flyball_pipeline.errors import PipelineError
+from flyball_pipeline.instruction import MAX_NUM_MICROBATCHES
 
 MicrobatchWork = tuple[float, ...]
 """Work of a microbatch: a factor alone, or the sum of its lengths and that of their squares."""
@@ -93,11 +94,15 @@ def checked_work(rows: Sequence[Sequence[float]]) -> StepWork:
     """Return the work of a step as it was sent.
 
     Raises:
-        PipelineError: a row is not one factor from 0.001 to 1000, nor two sums that are not
-            negative; or there is no row.
+        PipelineError: a row is not one factor from 0.001 to 100, nor two sums that are not
+            negative; or there is no row, or there are too many.
     """
-    if not rows:
-        raise PipelineError("must have an entry for each microbatch", field="work")
+    if not 0 < len(rows) <= MAX_NUM_MICROBATCHES:
+        raise PipelineError(
+            f"must have an entry for each of 1 to {MAX_NUM_MICROBATCHES} microbatches, not"
+            f" {len(rows)}",
+            field="work",
+        )
     for row in rows:
         is_factor = len(row) == 1 and _LEAST_FACTOR <= row[0] <= _MOST_FACTOR
         is_sums = len(row) == 2 and all(0 <= number <= _MOST_LENGTHS for number in row)

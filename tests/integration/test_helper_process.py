@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
+from array import array
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -38,12 +39,21 @@ from tests.unit.client.memory_planner import JOB_ID, MemoryPlanner, plan_of
 
 from flyball_client.api.planner_client import PlannerClient, Retries
 from flyball_client.helper import link as links
-from flyball_client.helper.frames import framed, plan_parts, read_header, read_plan
+from flyball_client.helper.frames import (
+    framed,
+    plan_parts,
+    read_header,
+    read_plan,
+    read_step_plan,
+    read_times,
+    step_plan_parts,
+)
 from flyball_client.helper.rank_agent import LinkTimes, RankSpec
 from flyball_client.session.active_plan import compile_plan
 from flyball_client.session.plan_cursor import CompiledPlan
 from flyball_client.session.planner_link import PlannerLink
 from flyball_client.session.registration import JobRegistrar, named_start
+from flyball_client.steps.step_plans import StepPlan
 from flyball_wire import routes
 from flyball_wire.codec import encode
 from flyball_wire.messages import JobRegistration, RankRegistration, StepMeasurement
@@ -464,6 +474,21 @@ def test_a_forked_child_leaves_the_helper_alone() -> None:
 
 
 # ------------------------------------------------------------------ frames
+
+
+def test_a_steps_plan_and_times_come_through_as_they_were_sent() -> None:
+    plan = StepPlan(7, (1400, 1200, 1200), 0.25, 3.5, 1.1, 0.2, 0.4, counts_changes=True)
+    header, body = step_plan_parts(plan)
+
+    def receive(num: int) -> bytes:
+        return body[:num]
+
+    assert read_step_plan(json.loads(json.dumps(header)), len(body), receive) == plan
+    for num_bytes in (len(body) - 1, 4 * (MAX_INSTRUCTIONS + 1)):
+        with pytest.raises(ValueError, match="out of its bounds"):
+            read_step_plan(header, num_bytes, receive)
+    times_s = array("d", (0.5, 1.5)).tobytes()
+    assert read_times(16, lambda num: times_s[:num]) == (0.5, 1.5)
 
 
 def test_frames_of_the_helper_are_json_within_their_bounds() -> None:

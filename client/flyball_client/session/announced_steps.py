@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
+from flyball_client.session.active_plan import ActivePlan
 from flyball_client.session.plan_cursor import CompiledPlan, PlanCursor
 from flyball_client.session.planner_link import PlannerLink
 from flyball_client.steps.agreement import AloneAgreement, Coupling, StepAgreement
@@ -80,16 +81,18 @@ class AnnouncedSteps:
             return self._exchange.clocks(plan, step)
         return plan.highest_mhz if plan.has_step_plans else None
 
-    def begin(self, step: int, following: CompiledPlan | None, cursor: PlanCursor | None) -> None:
+    def begin(self, step: int, plans: ActivePlan, num_microbatches: int | None) -> None:
         """Note that a step has begun.
 
         Args:
             step: Number of the step.
-            following: Plan of the step after it, as far as known; None: none.
-            cursor: Cursor in its own plan; None: it has none.
+            plans: Its plan, and those of the steps after it.
+            num_microbatches: Number that steps have; None: not known.
         """
         if self._exchange is None:
             return
+        following, _ = plans.in_force_at(step + 1, num_microbatches) or (None, None)
+        cursor = plans.cursor
         num = 0 if cursor is None else len(cursor.plan.kinds)
         self._exchange.begin(
             step,
@@ -105,12 +108,10 @@ class AnnouncedSteps:
             return None, None
         return self._exchange.end(step, None if plan is None else key_of(plan))
 
-    def learn(
-        self, step: int, times_s: Callable[[], Sequence[float]], cursor: PlanCursor | None
-    ) -> None:
-        """Learn from a step that has ended, once the next one's clock is requested."""
+    def learn(self, times_s: Callable[[], Sequence[float]], cursor: PlanCursor | None) -> None:
+        """Learn from the step that has ended, once the next one's clock is requested."""
         if self._exchange is not None and cursor is not None:
-            self._exchange.learn(step, times_s, cursor.plan.highest_sm_clock_mhz)
+            self._exchange.learn(times_s, cursor.plan.highest_sm_clock_mhz)
 
 
 def key_of(plan: CompiledPlan) -> PlanKey:

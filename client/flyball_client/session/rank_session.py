@@ -366,10 +366,7 @@ class RankSession:
             self._follow_plan()
             self._begun = None
             self._recorder.begin_step(None if self._cursor is None else self._cursor.plan)
-            following = self._active_plan.in_force_at(
-                self._current_step + 1, self._shape.num_microbatches
-            )
-            self._steps.begin(self._current_step, following and following[0], self._cursor)
+            self._steps.begin(self._current_step, self._active_plan, self._shape.num_microbatches)
         except Exception as error:
             self._governor.give_up(error)
 
@@ -384,8 +381,6 @@ class RankSession:
             self._governor.give_up(error)
         self._current_step += 1
         self._request_first_clock()
-        times_s = self._recorder.timings.compute_times_s
-        self._steps.learn(self._current_step - 1, times_s, self._cursor)
 
     def on_step_failed(self) -> None:
         """Abort the training step; the clock is restored until the next one.
@@ -571,6 +566,8 @@ class RankSession:
             )
             if first_mhz is not None:
                 self._governor.set_mhz(first_mhz)
+            # After the request, which it would delay.
+            self._steps.learn(self._recorder.timings.compute_times_s, self._cursor)
         except Exception as error:
             self._governor.give_up(error)
 

@@ -45,6 +45,7 @@ _MAX_KEPT = 64
 _MANY_LATE = 10
 
 T = TypeVar("T")
+A = TypeVar("A", "_StepTimes", StepPlan)
 
 
 class _Stopped(Exception):  # noqa: N818 - no error
@@ -52,14 +53,14 @@ class _Stopped(Exception):  # noqa: N818 - no error
 
 
 class _Announced(NamedTuple):
-    """What a rank's caller has announced of a step."""
+    """Work of a step, as this rank's caller has announced it."""
 
     work: StepWork
     slowest_s: float | None
 
 
 class _Decided(NamedTuple):
-    """What a step runs."""
+    """Clocks of a step, decided as the one before ends."""
 
     step: int
     plan: PlanKey
@@ -67,12 +68,18 @@ class _Decided(NamedTuple):
     own: StepPlan | None
 
 
+class _StepTimes(NamedTuple):
+    """Time of each segment of a step at the highest clocks, s; empty: not known."""
+
+    step: int
+    times_s: tuple[float, ...]
+
+
 class StepExchange:
     """Announced work, exchanges and decided clocks of one rank.
 
     `announce`, `begin`, `clocks`, `end` and `learn` are called by the thread of the hooks and do no
-    I/O; `step_timed`, `step_planned` and `helper_ended` by the one that the helper's answers come
-    on.
+    I/O; `step_timed` and `step_planned` by the one that the helper's answers come on.
 
     Args:
         agreement: Exchanges with the other ranks; closed here.
@@ -103,6 +110,8 @@ class StepExchange:
         # Plans of steps to come.
         self._plans: dict[int, tuple[PlanKey, StepPlan]] = {}
         self._decided: _Decided | None = None
+        # The step that has ended last, if it had a plan of its own.
+        self._ended: _Decided | None = None
         self._unaware: PlanKey | None = None
         self._begun, self._voided = first_step - 1, first_step - 1
         self._begun_s, self._longest_pause_s = time.monotonic(), _PAUSES_S[0]
@@ -111,8 +120,8 @@ class StepExchange:
         self._last_mhz = 0
         self._slowness = RankSlowness()
         self._news = threading.Event()
-        self._times: tuple[int, tuple[float, ...]] | None = None
-        self._planned: StepPlan | None = None
+        # The helper's last answer.
+        self._answer: _StepTimes | StepPlan | None = None
         self._is_stopping = self._has_logged = False
         self._num_late = 0
         self._thread = threading.Thread(target=self._run, name="flyball-exchange", daemon=True)
@@ -214,34 +223,32 @@ class StepExchange:
             plan: Plan that it ran; None: none, or not as planned.
         """
         work, decided = self._works.pop(step, None), self._decided
+        self._ended = None
         if decided is None or decided.own is None or (decided.step, decided.plan) != (step, plan):
-            self._decided = None
             return work, None
-        own = decided.own
+        self._ended, own = decided, decided.own
         return work, (own.slack, min(own.clocks_mhz), max(own.clocks_mhz), own.saved_j)
 
-    def learn(self, step: int, times_s: Callable[[], Sequence[float]], highest_mhz: int) -> None:
-        """Learn from a step that has ended how slow this rank is.
+    def learn(self, times_s: Callable[[], Sequence[float]], highest_mhz: int) -> None:
+        """Learn from the step that has ended last how slow this rank is.
 
         Args:
-            step: Number of the step.
             times_s: Returns the time of each of its instructions, s.
             highest_mhz: Highest clock of the GPU, MHz.
         """
-        decided = self._decided
-        if decided is not None and decided.own is not None and decided.step == step:
-            self._slowness.add(decided.plan, decided.own, times_s(), highest_mhz)
+        if self._ended is not None and self._ended.own is not None:
+            self._slowness.add(self._ended.plan, self._ended.own, times_s(), highest_mhz)
 
     # ------------------------------------------------------------------ the helper's answers
 
     def step_timed(self, step: int, times_s: tuple[float, ...]) -> None:
         """Take the time of each segment at the highest clocks, s; empty: not known."""
-        self._times = step, times_s
+        self._answer = _StepTimes(step, times_s)
         self._news.set()
 
     def step_planned(self, plan: StepPlan) -> None:
         """Take a step's plan."""
-        self._planned = plan
+        self._answer = plan
         self._news.set()
 
     # ------------------------------------------------------------------ the thread
@@ -267,18 +274,19 @@ class StepExchange:
         )
 
     def _exchange(self, step: int) -> None:
-        self._until(lambda: self._is_due(step) or None, None)
+        self._until(lambda: self._is_due(step) or None, longest_pause_s=_JOIN_S)
         announced = self._announced.pop(step, None)
         # None: it is too late for a plan.
         plan = None if self._is_late(step) else self._next_plan
         load, in_force_mhz = self._gather(step, plan, announced)
-        times_s = () if load is None else self._times_of(load)
+        timed = None if load is None else self._answer_to(load, _StepTimes)
+        times_s = () if timed is None else timed.times_s
         greatest_s = self._greatest(step, plan, times_s)
         if load is None or not greatest_s:
             return
         if announced is not None and announced.slowest_s is not None:
             greatest_s = (*greatest_s[:-1], max(greatest_s[-1], announced.slowest_s))
-        planned = self._plan_of(StepDeadlines(step, greatest_s, in_force_mhz))
+        planned = self._answer_to(StepDeadlines(step, greatest_s, in_force_mhz), StepPlan)
         if self._begun >= step:
             self._note_late()
             return
@@ -373,54 +381,46 @@ class StepExchange:
             return (found[6],)
         return tuple(self._result_of(self._agreement.greatest(times_s)))
 
-    def _times_of(self, load: StepLoad) -> tuple[float, ...]:
-        """Return the helper's answer; empty: there is none."""
-        self._times = None
+    def _answer_to(self, question: StepLoad | StepDeadlines, kind: type[A]) -> A | None:
+        """Return the helper's answer; None: there is none in time."""
+        self._answer = None
+        if not self._ask(question):
+            return None
 
-        def answer() -> tuple[float, ...] | None:
-            times = self._times
-            return times[1] if times is not None and times[0] == load.step else None
+        def poll() -> A | None:
+            answer = self._answer
+            if isinstance(answer, kind) and answer.step == question.step:
+                return answer
+            return None
 
-        return self._answer_to(load, answer) or ()
-
-    def _plan_of(self, deadlines: StepDeadlines) -> StepPlan | None:
-        self._planned = None
-
-        def answer() -> StepPlan | None:
-            planned = self._planned
-            return planned if planned is not None and planned.step == deadlines.step else None
-
-        return self._answer_to(deadlines, answer)
-
-    def _answer_to(
-        self, question: StepLoad | StepDeadlines, answer: Callable[[], T | None]
-    ) -> T | None:
-        """Return the helper's answer; None: it has ended, or the step has begun meanwhile."""
-        give_up_s = time.monotonic() + _HELPER_TIMEOUT_S
-        is_asked = self._ask(question)
-
-        def poll() -> tuple[T | None] | None:
-            is_over = not is_asked or self._is_late(question.step) or time.monotonic() > give_up_s
-            found = answer()
-            return (found,) if found is not None or is_over else None
-
-        polled = self._until(poll, None, longest_wait_s=_PAUSES_S[1])
-        return None if polled is None else polled[0]
+        return self._until(
+            poll,
+            is_over=lambda: self._is_late(question.step),
+            timeout_s=_HELPER_TIMEOUT_S,
+            longest_pause_s=_PAUSES_S[1],
+        )
 
     def _result_of(self, pending: Pending[T]) -> T:
-        found = self._until(pending.result, self._timeout_s)
+        found = self._until(
+            pending.result, timeout_s=self._timeout_s, longest_pause_s=self._longest_pause_s
+        )
         if found is None:
             raise AgreementError(f"other ranks did not come within {self._timeout_s:g} s")
         return found
 
     def _until(
-        self, poll: Callable[[], T | None], timeout_s: float | None, longest_wait_s: float = _JOIN_S
+        self,
+        poll: Callable[[], T | None],
+        *,
+        longest_pause_s: float,
+        timeout_s: float = math.inf,
+        is_over: Callable[[], bool] = lambda: False,
     ) -> T | None:
-        """Return what is polled once it is there; None: not within the time.
+        """Return what is polled once it is there; None: it is over, or not within the time.
 
-        Without a time-out news come by `_news`, and it is looked at the longest wait's end as well.
+        News end a pause between two looks.
         """
-        give_up_s = None if timeout_s is None else time.monotonic() + timeout_s
+        give_up_s = time.monotonic() + timeout_s
         pause_s = _FIRST_PAUSE_S
         while True:
             self._news.clear()
@@ -428,14 +428,14 @@ class StepExchange:
                 raise _Stopped
             if (found := poll()) is not None:
                 return found
-            if give_up_s is not None and time.monotonic() >= give_up_s:
+            if is_over() or time.monotonic() >= give_up_s:
                 return None
-            self._news.wait(longest_wait_s if give_up_s is None else pause_s)
-            pause_s = min(2 * pause_s, self._longest_pause_s)
+            self._news.wait(pause_s)
+            pause_s = min(2 * pause_s, longest_pause_s)
 
 
 class _Said(NamedTuple):
-    """What one rank says of a step, beside its work."""
+    """One rank's message about a step, without its work."""
 
     step: int
     #: None: it has no plan, or it is late.

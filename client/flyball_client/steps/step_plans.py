@@ -1,4 +1,4 @@
-"""What a rank asks its helper about a step, and what it gets: times, and the step's clocks."""
+"""Questions of a rank to its helper about a step, and the answer: the step's clocks."""
 
 from __future__ import annotations
 

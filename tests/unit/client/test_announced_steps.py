@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -15,10 +16,12 @@ from tests.unit.client.recording_gpu import RESET, RecordingGpu
 from tests.unit.client.step_parts import HEAVY, LIGHT, part_of_stage
 from tests.unit.client.test_rank_session import run_until_active, wait_until
 from tests.unit.client.test_session_and_served_planner import served
+from tests.unit.client.tiny_profile import HandClock
 
 from flyball_client.api.planner_client import PlannerClient
 from flyball_client.helper.link import _Shared
 from flyball_client.session.rank_session import RankSession
+from flyball_client.steps.agreement import AloneAgreement, Pending
 from flyball_wire.messages import StepMeasurement
 
 Work = list[list[int]]
@@ -197,3 +200,40 @@ def test_a_plan_that_was_made_before_work_was_announced_is_not_run(
     run_until_active(session, planner, 2)
     run_step(session, LIGHT)
     assert gpu.told[-1] == 1200
+
+
+def test_a_session_tells_its_pipeline_how_much_slower_than_planned_its_gpu_is(
+    planner: MemoryPlanner, gpu: RecordingGpu, make_session: SessionMaker
+) -> None:
+    said: list[list[float]] = []
+
+    class Listening(AloneAgreement):
+        def gather(self, message: bytes) -> Pending[list[bytes]]:
+            *_, slowness = json.loads(message.partition(b"\n")[0])
+            said.append(slowness)
+            return super().gather(message)
+
+    clock = HandClock()
+    session = make_session(gpu, clock=clock.now_s)
+    session.plan_steps(Listening())
+    session.start()
+    planner.name_first_step(
+        planner.publish(
+            *((kind, microbatch, 1400) for kind, microbatch in ROWS),
+            pipeline=part_of_stage(0, 1).pipeline,
+        ),
+        0,
+    )
+    give_up_s = time.monotonic() + 30.0
+    # Alone, all run at the highest clock; work of 1 takes 0.1 and 0.2 s there.
+    while [1.25, 0.0] not in said:
+        assert time.monotonic() < give_up_s
+        session.on_step_begin()
+        session.announce_step([1.0, 1.0])
+        time.sleep(0.02)
+        for kind, microbatch in ROWS:
+            session.on_instruction_begin(kind, microbatch=microbatch)
+            clock.move(1.25 * (0.1 if kind == "forward" else 0.2))
+            session.on_instruction_end(kind, microbatch=microbatch)
+        session.on_step_end()
+    assert [each for each in said if each != [1.25, 0.0]] == [[1.0, 0.0]] * (len(said) - 1)

@@ -30,6 +30,7 @@ from flyball_client.steps.agreement import AloneAgreement, Coupling, Pending
 from flyball_client.steps.rank_slowness import Slowness
 from flyball_client.steps.step_exchange import StepExchange
 from flyball_client.steps.step_plans import PlanKey, StepDeadlines, StepLoad
+from flyball_pipeline.clock_rounding import ChangeDelays
 from flyball_pipeline.retiming import StepReserve, own_times, retime
 from flyball_pipeline.work import StepWork, step_work, work_factors
 
@@ -178,13 +179,15 @@ def expected_mhz(
     slowest: StepWork,
     *,
     deadline_ratio: float = 1.0,
+    delays: ChangeDelays | None = None,
     **rules: Any,  # noqa: ANN401
 ) -> list[list[int]]:
     """Return per stage the clocks of a pipeline whose job has this slowest one."""
     pipeline = small_pipeline(num_stages, 2)
     places, _ = pipeline.dag.alike
     of_places = dict.fromkeys(places, COEFFICIENTS)
-    retimed = pipeline.retimed()
+    highest_mhz = [HIGHEST_MHZ] * pipeline.dag.num_nodes
+    retimed = pipeline.retimed(delays=delays, plan_mhz=highest_mhz)
 
     def factors(of: StepWork) -> list[float]:
         found = work_factors(pipeline.dag, of, of_places)
@@ -258,6 +261,25 @@ def test_a_deadline_that_the_plan_stretches_is_stretched_for_every_step() -> Non
         clocks = retime(retimed, factors, [1.2 * own_s], reserve=StepReserve(0.05, 0.0))
         assert rank.clocks(1) == clocks
         assert min(clocks) < HIGHEST_MHZ
+
+
+@pytest.mark.parametrize("last_mhz", [HIGHEST_MHZ, 1000])
+def test_the_clock_in_force_before_a_step_counts(last_mhz: int) -> None:
+    delays = ChangeDelays(up_s=0.05, down_s=0.02)
+    rank = Rank(Meeting(1, 1), 0, 0, deadline_ratio=1.1, delays=delays)
+    with running(rank):
+        rank.exchange.begin(0, next_plan=rank.key, last_mhz=last_mhz)
+        rank.exchange.announce(1, HEAVY, None)
+        wait_until(partial(rank.has_plan, 1))
+        heavy = step_work(HEAVY)
+        rules: dict[str, Any] = {"deadline_ratio": 1.1, "delays": delays}
+        assert [list(rank.clocks(1))] == expected_mhz(
+            1, heavy, heavy, in_force_mhz=[last_mhz], **rules
+        )
+        other_mhz = HIGHEST_MHZ + 1000 - last_mhz
+        assert [list(rank.clocks(1))] != expected_mhz(
+            1, heavy, heavy, in_force_mhz=[other_mhz], **rules
+        )
 
 
 def test_ranks_that_meet_at_every_instruction_have_a_deadline_for_each() -> None:
@@ -508,4 +530,4 @@ def run(
     ]
     rank.begin(step)
     rank.exchange.end(step, rank.key)
-    rank.exchange.learn(step, lambda: times_s, HIGHEST_MHZ)
+    rank.exchange.learn(lambda: times_s, HIGHEST_MHZ)
