@@ -516,5 +516,5 @@ if __name__ == "__main__":
         _part(sys.argv[1:])
         sys.exit(0)
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", choices=("training", "loop"), help="measure one of both")
+    parser.add_argument("--only", choices=("training", "loop"), help="measure only this")
     run_benchmark(parser, measure)

@@ -81,7 +81,7 @@ def _number_of(given: object) -> float:
     """Return a number; a tensor is none, since it may have to be read from a GPU."""
     if isinstance(given, bool) or not isinstance(given, Real):
         raise PipelineError(
-            f"must have Python numbers, not {type(given).__name__}; convert them, as by tolist()",
+            f"must be Python numbers, not {type(given).__name__}; convert them, as with tolist()",
             field="work",
         )
     try:

@@ -241,7 +241,7 @@ def test_another_programs_clock_is_undone_once_and_then_left_until_the_next_plan
 @pytest.mark.parametrize(
     ("application_mhz", "why"),
     [
-        (0, "the driver accepts SM clocks, and the GPU runs at 1980 MHz whatever is set, which"),
+        (0, "the driver accepts SM clocks, but the GPU runs at 1980 MHz whatever is set, which"),
         (
             1410,
             "the GPU runs at its application clock of 1410 MHz whatever is set (nvidia-smi -rac",

@@ -558,7 +558,8 @@ def test_of_capped_gpus_fixed_clocks_stand_before_a_plan_that_saves_little_more(
     names = [line.split()[0] for line in lines[2:6]]
     assert names == ["baseline", "constant", "global", "plan"]
     limit = (
-        "clocks above 1400 MHz are not held (power): the baseline is what the GPUs do left alone"
+        "clocks above 1400 MHz are not held (power): the baseline is what the GPUs do"
+        " when left alone"
     )
     assert lines[2].endswith(limit)
     for line in lines[3:6]:

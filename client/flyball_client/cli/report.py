@@ -143,7 +143,7 @@ def _configure(parser: argparse.ArgumentParser) -> None:
         help="CO2 emissions of a kWh in g (default: the planner's FLYBALL_CO2_G_PER_KWH)",
     )
     parser.add_argument(
-        "--notes", action="store_true", help="print all notes and plan versions, not the first ones"
+        "--notes", action="store_true", help="print all notes and plan versions, not only the first"
     )
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print JSON only")

@@ -308,8 +308,8 @@ class ProcessGovernor:
         num_asserted, yields = self._words[word.NUM_ASSERTED], self._yields()
         if num_asserted > self._num_asserted:
             _logger.warning(
-                "%s: the SM clock was not the one that was set, as after another program has"
-                " changed it; it is set again (%d times so far)",
+                "%s: the SM clock was not the one that was set; another program may have changed"
+                " it; it is set again (%d times so far)",
                 self._rank_name,
                 num_asserted,
             )
@@ -327,7 +327,7 @@ class ProcessGovernor:
         why = {
             word.OTHERS: f"another program holds the SM clock at {held_mhz} MHz; it stays",
             word.NO_EFFECT: (
-                f"the driver accepts SM clocks, and the GPU runs at {held_mhz} MHz whatever is set,"
+                f"the driver accepts SM clocks, but the GPU runs at {held_mhz} MHz whatever is set,"
                 " which neither power nor heat explains; none is set"
             ),
             word.APPLICATION: (

@@ -123,7 +123,7 @@ class StepPlanner(PlannerThread):
             self._refused = load.plan
         why = str(error) if isinstance(error, (PipelineError, CodecError)) else repr(error)
         _logger.warning(
-            "%s: steps have no plans of their own under plan version %d, as step %d: %s",
+            "%s: steps get no plans of their own under plan version %d, first step %d: %s",
             self._name,
             load.plan.version,
             load.step,
@@ -199,7 +199,7 @@ class StepPipeline:
             raise OtherWorkError(
                 f"{len(load.work)} microbatches are announced, and the plan has {num}"
                 if len(load.work) != num
-                else "what lengths cost is not known yet",
+                else "the times of such lengths are not known yet",
                 field="work",
             )
         return factors
@@ -272,7 +272,7 @@ def _meetings(dag: DependencyDag, coupling: Coupling) -> list[int]:
         raise PipelineError(
             "it is not known where its ranks wait for each other"
             if coupling == "unknown"
-            else "ranks of a pipeline that wait for each other within a step are not planned",
+            else "ranks of a pipeline that wait for each other within a step get no such plans",
             field="coupling",
         )
     meetings: list[int] = []

@@ -304,8 +304,8 @@ class StepExchange:
         self._num_late += 1
         if self._num_late == _MANY_LATE:
             _logger.warning(
-                "%s: %d exchanges in a row were over only after their step had begun, which ran at"
-                " the highest clocks: announce work earlier, or steps are too short",
+                "%s: %d exchanges in a row ended after their step had begun, so these steps ran at"
+                " the highest clocks: work is announced too late, or steps are too short",
                 self._rank_name,
                 _MANY_LATE,
             )

@@ -105,7 +105,7 @@ class DemoRun:
     ) -> None:
         """Put the profile once the baseline is measured, and return when training has ended."""
         self.begin("starting 4 ranks (DeepSpeed over gloo on the CPU)")
-        # Where steps differ, the baseline is measured by turns with the plans.
+        # Where steps differ, the baseline is measured in turn with the plans.
         num_baseline = 0 if self._options.lengths else self._options.num_steps + 1
         is_profiled = False
         while not check_training(ranks):
@@ -205,7 +205,7 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--lengths",
         action="store_true",
-        help="train on sequences that differ in length, each step on a plan of its own, by turns"
+        help="train on sequences that differ in length, each step on a plan of its own, in turn"
         " with --steps steps at the highest clocks",
     )
     parser.add_argument("--json", action="store_true", help="print the result as JSON only")

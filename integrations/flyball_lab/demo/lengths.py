@@ -47,7 +47,7 @@ def work_factor(tokens: int) -> float:
 
 @dataclass(kw_only=True)
 class ComparedSteps:
-    """Steps with plans of their own by turns with steps at the highest clocks, as they come."""
+    """Steps with plans of their own in turn with steps at the highest clocks, as they come."""
 
     num_pairs: int
     is_started: bool = False
@@ -124,9 +124,9 @@ class LengthsResult:
         if slower is None or abs(slower.mean) <= most_percent:
             return None
         return (
-            "this computer is too busy to judge time: steps with plans of their own took"
-            f" {slower.mean:+.1f} % at equal work, and at most {most_percent:.1f} % are its own"
-            f" work; a larger --time-scale than {options.time_scale:g} helps"
+            "this computer is too busy to judge time: steps on plans of their own took"
+            f" {slower.mean:+.1f} % at equal work, more than {most_percent:.1f} % either way;"
+            f" a larger --time-scale than {options.time_scale:g} helps"
         )
 
     def lines(self) -> list[str]:
@@ -140,13 +140,13 @@ class LengthsResult:
             f"{'energy saved':<16}{_text(each.saving_percent):<28}{self.predicted_percent:.1f} %",
             f"{'time':<16}{_text(each.slowdown_percent, '+.1f'):<28}+0.0 %",
             "",
-            f"Measured: {each.num_steps} steps on plans of their own, by turns with steps at the"
+            f"Measured: {each.num_steps} steps on plans of their own, in turn with steps at the"
             " highest clocks; means with their 95 % intervals.",
             f"Predicted: mean of {len(self.predicted_j)} steps, as their ranks planned them.",
             f"Emulated: a sequence has {short} to {long} tokens (8 of 10), {lengths[-1]} at most,"
             f" for which a GPU takes {work_factor(short):.2f} to {work_factor(long):.2f} times the"
             " time and energy in its profile. The planner learns that from announced lengths and"
-            " from times of the first steps.",
+            " from the times of the first steps.",
         ]
 
     def document(self, *, failed: str | None, unjudged: str | None) -> dict[str, Any]:

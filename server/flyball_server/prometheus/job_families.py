@@ -130,7 +130,7 @@ _OWN_PLAN_GAUGES = (
     (
         "flyball_own_plan_predicted_saved_joules",
         "own_plan.predicted_saved_j",
-        f"Energy that its plan saves, predicted, J, all ranks, or the first 1024; {_OF_OWN_PLANS}",
+        f"Predicted energy that the plan saves, J, all ranks, or the first 1024; {_OF_OWN_PLANS}",
     ),
 )
 _SUMMED_GAUGES = (

@@ -270,7 +270,7 @@ def test_a_power_limit_below_its_default_is_a_warning(loaded_nvml: FalseNvml) ->
     conditions = gpu_checks("0")["GPU 0 conditions"]
     assert conditions.state == "warning"
     assert conditions.found.startswith("power limit 500 W, default power limit 700 W, ")
-    assert "profile under the same one" in conditions.advice
+    assert "profile under this limit" in conditions.advice
 
 
 # ------------------------------------------------------------------ rights, zeusd, settings

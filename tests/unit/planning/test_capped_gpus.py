@@ -52,7 +52,8 @@ def test_at_no_slowdown_one_clock_below_the_cap_saves_and_is_what_a_plan_must_be
     assert constant.iteration_time_s == solved.plan.predicted.baseline_iteration_time_s
     assert solved.plan.predicted.energy_j == pytest.approx(constant.energy_j)
     assert limits_text(solved.models) == (
-        "clocks above 1400 MHz are not held (power): the baseline is what the GPUs do left alone"
+        "clocks above 1400 MHz are not held (power): the baseline is what the GPUs do"
+        " when left alone"
     )
 
 

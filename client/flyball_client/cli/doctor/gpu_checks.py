@@ -170,8 +170,8 @@ def _check_conditions(gpu: GpuDevice, name: str) -> CheckResult:
         return warning(
             name,
             conditions.text,
-            "the power limit is below its default: profile under the same one; plans from a"
-            " profile under another are not run",
+            "the power limit is below its default: profile under this limit, since a plan from a"
+            " profile under another one may not be run",
         )
     return ok(name, conditions.text)
 

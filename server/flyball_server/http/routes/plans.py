@@ -89,7 +89,7 @@ async def get_history(state: State, job_id: JobId) -> Response:
     response_description="Planned power and enforced limit of each rank's GPU.",
 )
 def get_job_power(state: State, job_id: JobId) -> JobPower:
-    """Return planned watts by rank, as a tool needs them that divides a power budget.
+    """Return planned watts by rank, for a tool that divides a power budget.
 
     They are averages over an iteration, predicted from the profile. To give the job a budget, set
     its target: `PUT /api/v1/jobs/{job_id}/target` with `power:` and W, or `power:limit` where the

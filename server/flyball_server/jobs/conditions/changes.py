@@ -154,7 +154,8 @@ def condition_notes(
         else:
             notes.append(f"{one}; noted only, the plan is kept")
     if len(changed) > _MOST_LINES:
-        notes.append(f"{len(changed) - _MOST_LINES} more conditions of GPUs are not the profile's")
+        num_more = len(changed) - _MOST_LINES
+        notes.append(f"{num_more} more conditions of GPUs differ from the profile's")
     return notes
 
 

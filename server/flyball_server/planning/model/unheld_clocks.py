@@ -56,5 +56,6 @@ def limits_text(models: Sequence[PipelineModel]) -> str:
     held = f"{high_mhz} MHz" if low_mhz == high_mhz else f"{low_mhz} to {high_mhz} MHz"
     limits = " and ".join(sorted({points[0].held_by for points in unheld}))
     return (
-        f"clocks above {held} are not held ({limits}): the baseline is what the GPUs do left alone"
+        f"clocks above {held} are not held ({limits}): the baseline is what the GPUs do"
+        " when left alone"
     )
