@@ -29,7 +29,7 @@ from flyball_client.session.plan_cursor import CompiledPlan
 from flyball_client.steps.agreement import AloneAgreement, Coupling, Pending
 from flyball_client.steps.rank_slowness import Slowness
 from flyball_client.steps.step_exchange import StepExchange
-from flyball_client.steps.step_plans import PlanKey, StepDeadlines, StepLoad
+from flyball_client.steps.step_plans import PlanKey, StepDeadlines, StepLoad, StepPlan
 from flyball_pipeline.clock_rounding import ChangeDelays
 from flyball_pipeline.retiming import StepReserve, own_times, retime
 from flyball_pipeline.work import StepWork, step_work, work_factors
@@ -531,3 +531,23 @@ def run(
     rank.begin(step)
     rank.exchange.end(step, rank.key)
     rank.exchange.learn(lambda: times_s, HIGHEST_MHZ)
+
+
+def test_of_questions_that_have_piled_up_the_newest_is_answered() -> None:
+    answered: list[int] = []
+
+    class Asking:
+        def step_timed(self, step: int, times_s: tuple[float, ...]) -> None:
+            assert not times_s  # it has no such version
+            answered.append(step)
+
+        def step_planned(self, plan: StepPlan) -> None:
+            raise AssertionError(plan)
+
+    planner = StepPlanner(Asking(), "rank", "step", SUPPORTED_MHZ)
+    for step in range(5):
+        planner.ask(StepLoad(step, PlanKey(1, None), ((1.0,),), (1.0,), 0.0))
+    planner.start()
+    wait_until(lambda: bool(answered))
+    planner.stop(1.0)
+    assert answered == [4]
