@@ -392,8 +392,8 @@ class JobLoopState(Record):
         refused: newest refused registration; None: none since the job was registered last.
         shape_change: newest change of the number of microbatches; None: none in this run.
         power_limits_w: mean enforced power limit of a GPU by stage, W; empty: not all are known.
-        probed_under: conditions of each stage's GPUs in online profiling, of a stage None where they
-            are not known; empty: the job is not being profiled online.
+        probed_under: conditions of each stage's GPUs while the job is profiled online, None of a
+            stage where they are not known; empty: it is not being profiled.
     """
 
     job_id: str

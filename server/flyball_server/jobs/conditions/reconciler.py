@@ -83,39 +83,37 @@ class ConditionsReconciler:
         if (changed or is_without) and _plan_from_kept(services, found):
             return None
         before = found.loop_state.changed
-        if found.job.state == JobState.PROFILING:
-            if changed is None:
-                _note_probed(services, found)
-                return None
+        if changed is not None and before is not None and before.text == changed.text:
+            changed = before
+        elif found.job.state != JobState.PROFILING:
+            _note(services, found, changed)
+        elif changed is None:
+            _note_probed(services, found)
+        else:
             _break_off(services, found.job, changed)
-            before = changed
-        elif changed is None or before is None or before.text != changed.text:
-            self._note(services, found, changed)
-            before = changed
-        if before is None or not found.job.spec.is_profiled_online:
+        if changed is None or not found.job.spec.is_profiled_online:
             return None
-        left_s = before.since_unix_s + SETTLE_S - now_s
-        if left_s <= 0:
-            _measure_again(services, found.job)
-            return None
-        return left_s
+        left_s = changed.since_unix_s + SETTLE_S - now_s
+        if left_s > 0:
+            return left_s
+        _measure_again(services, found.job)
+        return None
 
-    def _note(
-        self, services: JobServices, found: _Found, changed: ChangedConditions | None
-    ) -> None:
-        """Store what has changed; the job is planned where that begins or ends a change."""
-        if found.loop_state.changed == changed:
-            return
 
-        def noted(job: JobRecord, current: JobLoopState) -> JobLoopState:
-            if job.start_id != found.job.start_id:
-                return current
-            return current.evolve(changed=changed)
+def _note(services: JobServices, found: _Found, changed: ChangedConditions | None) -> None:
+    """Store what has changed; the job is planned where that begins or ends a change."""
+    if found.loop_state.changed == changed:
+        return
 
-        why = "its GPUs are under the profile's conditions again"
-        if changed is not None:
-            why = f"its profile does not hold: {changed.text}"
-        note_findings(services, found.job.job_id, noted, why)
+    def noted(job: JobRecord, current: JobLoopState) -> JobLoopState:
+        if job.start_id != found.job.start_id:
+            return current
+        return current.evolve(changed=changed)
+
+    why = "its GPUs are under the profile's conditions again"
+    if changed is not None:
+        why = f"its profile does not hold: {changed.text}"
+    note_findings(services, found.job.job_id, noted, why)
 
 
 def _read(reader: JobReader, job: JobRecord) -> _Found:
