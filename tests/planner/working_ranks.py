@@ -178,7 +178,11 @@ class WorkingRanks:
             highest.append([of_node[0].clock_mhz for of_node in points])
             places = dag.alike[0]
             coefficients = dict(zip(places, map(WorkCoefficients._make, part.coefficients)))  # noqa: B905
-            factors = None if work is None else work_factors(dag, work, coefficients)
+            factors = (
+                None
+                if work is None
+                else work_factors(dag, work, coefficients, lengths_range=part.lengths_range)
+            )
             if factors is None:
                 continue
             delays = part.change_delays_s

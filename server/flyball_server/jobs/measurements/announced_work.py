@@ -233,22 +233,16 @@ def _with_lengths(model: WorkModel, times: WorkTimes) -> WorkModel:
     )
 
 
-def is_of_few_lengths(model: WorkModel) -> bool:
-    """Return whether the measured lengths were too alike to tell a slope."""
-    least, most = model.lengths_range
-    return 0 < most <= _NARROW * least
+def known_lengths(model: WorkModel) -> tuple[float, float] | None:
+    """Return the sums of a microbatch's lengths that the factors hold for; None: any.
 
-
-def has_other_lengths(model: WorkModel, work: StepWork) -> bool:
-    """Return whether a step has lengths far outside the measured range.
-
-    Of these a model of few lengths says nothing.
+    Measured lengths that are nearly alike tell no slope, and say nothing of lengths far outside.
     """
     least, most = model.lengths_range
+    if not 0 < most <= _NARROW * least:
+        return None
     ratio: float = _OTHER_LENGTHS ** (model.num_before + 1)
-    return any(
-        len(each) == 2 and (each[0] * ratio < least or each[0] > ratio * most) for each in work
-    )
+    return least / ratio, ratio * most
 
 
 def forgotten(model: WorkModel) -> WorkModel:

@@ -32,6 +32,7 @@ from flyball_server.jobs.measurements.announced_work import (
     change_delays,
     coefficients_of,
     deadline_ratio,
+    known_lengths,
     no_step_plans,
 )
 from flyball_server.jobs.measurements.timed_steps import is_timed, num_timed_steps
@@ -140,8 +141,8 @@ def pipeline_part(
         rank: the rank.
         profile: the job's profile.
         work: announced work of the job.
-
         step_power: correction of steps' deadlines; None: none was measured.
+
     Returns:
         None where its steps get no plans of their own: it never flushes, the profile is not the
         plan's, or ranks do not take a part as large.
@@ -211,7 +212,8 @@ def _packed(
         tail_s=plan.tail_s,
         transfer_s=plan.transfer_s,
         coefficients=coefficients if coefficients.keys() >= set(places) else None,
-        deadline_ratio=deadline_ratio(plan),
+        lengths_range=known_lengths(work),
+        deadline_ratio=deadline_ratio(plan, step_power),
         reserve=StepReserve(*work.reserve),
         delays=change_delays(plan, work),
     )
