@@ -200,7 +200,9 @@ class StepPipeline:
         """
         num_stages = self.retimed.num_stages
         slowness = (*load.slowness, *(1.0,) * num_stages)[:num_stages]
-        factors = work_factors(self._dag, load.work, self._coefficients, slowness)
+        factors = work_factors(
+            self._dag, load.work, self._coefficients, slowness, self._part.lengths_range
+        )
         if factors is None:
             num = self._part.num_microbatches
             raise OtherWorkError(

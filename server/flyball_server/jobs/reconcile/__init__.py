@@ -6,6 +6,7 @@ from flyball_server.jobs.conditions.reconciler import ConditionsReconciler
 from flyball_server.jobs.findings.comparisons import ComparisonReconciler
 from flyball_server.jobs.findings.delays import DelayReconciler
 from flyball_server.jobs.findings.placement import PlacementReconciler
+from flyball_server.jobs.findings.step_power import StepPowerReconciler
 from flyball_server.jobs.findings.stragglers import StragglerReconciler
 from flyball_server.jobs.findings.work_drift import WorkDriftReconciler
 from flyball_server.jobs.reconcile.expiry import ExpiryReconciler
@@ -29,6 +30,7 @@ def all_reconcilers() -> tuple[Reconciler, ...]:
         StragglerReconciler(),
         DelayReconciler(),
         WorkDriftReconciler(),
+        StepPowerReconciler(),
         ComparisonReconciler(),
         PlanReconciler(slots),
         ReconfigurationReconciler(),
