@@ -22,7 +22,7 @@ from contextlib import suppress
 from typing import NamedTuple, TypeVar
 
 from flyball_client.session.plan_cursor import CompiledPlan
-from flyball_client.steps.agreement import AgreementError, Pending, StepAgreement
+from flyball_client.steps.agreement import AgreementError, Coupling, Pending, StepAgreement
 from flyball_client.steps.rank_slowness import RankSlowness, Slowness
 from flyball_client.steps.step_plans import PlanKey, StepDeadlines, StepLoad, StepPlan
 from flyball_pipeline.errors import PipelineError
@@ -57,6 +57,7 @@ class _Announced(NamedTuple):
 
     work: StepWork
     slowest_s: float | None
+    coupling: Coupling | None
 
 
 class _Decided(NamedTuple):
@@ -142,7 +143,11 @@ class StepExchange:
     # ------------------------------------------------------------------ the hooks
 
     def announce(
-        self, step: int, work: Sequence[float | Sequence[float]], slowest_s: float | None
+        self,
+        step: int,
+        work: Sequence[float | Sequence[float]],
+        slowest_s: float | None = None,
+        coupling: Coupling | None = None,
     ) -> None:
         """Announce a step's work; what cannot be used is logged once, and the step has none."""
         self._announces = True
@@ -150,7 +155,7 @@ class StepExchange:
             number = operator.index(step)
             if slowest_s is not None and not 0 < slowest_s < math.inf:
                 raise PipelineError("must be a time above 0 s", field="slowest_s")
-            announced = _Announced(step_work(work), slowest_s)
+            announced = _Announced(step_work(work), slowest_s, coupling)
         except Exception as error:
             if not self._has_logged:
                 self._has_logged = True
@@ -353,7 +358,8 @@ class StepExchange:
             slowness[each.stage] = max(slowness[each.stage], each.slowness.at_highest)
             in_force_mhz[each.stage] = max(in_force_mhz[each.stage], each.last_mhz)
         caution = max(each.slowness.below for each in said)
-        load = StepLoad(step, plan, work, tuple(slowness), caution)
+        coupling = None if announced is None else announced.coupling
+        load = StepLoad(step, plan, work, tuple(slowness), caution, coupling)
         return load, tuple(in_force_mhz) if all(in_force_mhz) else ()
 
     def _keep_work(self, step: int, work: StepWork) -> None:

@@ -304,6 +304,22 @@ def test_ranks_that_meet_at_every_instruction_have_a_deadline_for_each() -> None
             assert max(of_microbatch[1 - heavy]) < HIGHEST_MHZ
 
 
+def test_a_step_may_say_that_its_ranks_meet_elsewhere() -> None:
+    meeting = Meeting(2, 1)
+    ranks = [Rank(meeting, pipeline, 0, coupling="backward") for pipeline in (0, 1)]
+    with running(*ranks):
+        highest_of = []
+        for step, coupling in ((1, None), (2, "step"), (3, None)):
+            # Rank 0 is as heavy as the other in the second microbatch, and lighter in sum.
+            ranks[0].exchange.announce(step, [1.0, 3.0], coupling=coupling)
+            ranks[1].exchange.announce(step, [3.0, 3.0], coupling=coupling)
+            wait_until(lambda step=step: all(rank.has_plan(step) for rank in ranks))
+            highest_of.append(max(ranks[0].clocks(step)))
+            for rank in ranks:
+                rank.begin(step)
+    assert highest_of[0] == highest_of[2] == HIGHEST_MHZ > highest_of[1]
+
+
 @pytest.mark.parametrize("coupling", ["unknown", "instruction"])
 def test_an_unknown_coupling_and_pipelines_that_meet_within_a_step_get_no_plans(
     coupling: Coupling, caplog: pytest.LogCaptureFixture

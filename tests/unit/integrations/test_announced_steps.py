@@ -39,7 +39,7 @@ class Told:
             assert not session.history
             self.plans.append((agreement, coupling))
 
-        def announce_step(session: RankSession, work: Any, *, step: int) -> None:  # noqa: ANN401
+        def announce_step(session: RankSession, work: Any, *, step: int, **_: str) -> None:  # noqa: ANN401
             self.work[step] = work
 
         monkeypatch.setattr(RankSession, "plan_steps", plan_steps)
