@@ -61,7 +61,7 @@ class _Announced(NamedTuple):
 
 
 class _Decided(NamedTuple):
-    """Clocks of a step, decided as the one before ends."""
+    """Clocks of a step, decided as the one before ends or as it begins."""
 
     step: int
     plan: PlanKey
@@ -200,14 +200,15 @@ class StepExchange:
     def clocks(self, plan: CompiledPlan, step: int) -> tuple[int, ...] | None:
         """Return the step's own clocks, or the highest where there are none, MHz.
 
-        The first call decides, as the step before ends. None: the step runs the plan's clocks,
-        since its planner gives no step clocks of its own, though it knows of the work.
+        Called as the step before ends, and as the step begins: clocks that have come meanwhile, as
+        of an epoch's first step, replace the highest. None: the step runs the plan's clocks, since
+        its planner gives no step clocks of its own, though it knows of the work.
         """
         key = PlanKey(plan.version, plan.plan_id)
         if not plan.has_step_plans:
             return plan.highest_mhz if self._is_unaware(key) else None
         decided = self._decided
-        if decided is None or (decided.step, decided.plan) != (step, key):
+        if decided is None or (decided.step, decided.plan) != (step, key) or decided.own is None:
             found_for, own = self._plans.pop(step, (None, None))
             if own is None or found_for != key or len(own.clocks_mhz) != len(plan.kinds):
                 own = None

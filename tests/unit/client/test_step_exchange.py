@@ -263,6 +263,21 @@ def test_a_deadline_that_the_plan_stretches_is_stretched_for_every_step() -> Non
         assert min(clocks) < HIGHEST_MHZ
 
 
+def test_clocks_that_come_after_the_step_before_has_ended_are_there_as_the_step_begins() -> None:
+    rank = Rank(Meeting(1, 1), 0, 0, deadline_ratio=1.2)
+    with running(rank):
+        assert rank.clocks(1) == rank.plan.highest_mhz  # as step 0 ends: an epoch's last one
+        rank.exchange.announce(1, HEAVY, None)
+        wait_until(partial(rank.has_plan, 1))
+        heavy = step_work(HEAVY)
+        [expected] = expected_mhz(1, heavy, heavy, deadline_ratio=1.2)
+        assert list(rank.clocks(1)) == expected
+        rank.begin(1)
+        work, report = rank.exchange.end(1, rank.key)
+        assert work == heavy
+        assert report is not None
+
+
 @pytest.mark.parametrize("last_mhz", [HIGHEST_MHZ, 1000])
 def test_the_clock_in_force_before_a_step_counts(last_mhz: int) -> None:
     delays = ChangeDelays(up_s=0.05, down_s=0.02)
