@@ -35,11 +35,11 @@ from flyball_integrations.data_parallel.rank_waits import RankWaits, coupling_of
 from flyball_integrations.shared.attach_options import AttachOptions, check_options
 from flyball_integrations.shared.attachment import Overrides, RankEnds, RankLayout
 from flyball_integrations.shared.device_hooks import DeviceHooks
-from flyball_integrations.shared.step_loader import (
+from flyball_integrations.shared.loading.step_loader import StepLoader
+from flyball_integrations.shared.loading.step_work import (
     BatchLengths,
     PipelineAnnouncer,
     StepAnnouncer,
-    StepLoader,
     read_lengths,
 )
 from flyball_integrations.shared.whole_steps import STEP, WholeSteps

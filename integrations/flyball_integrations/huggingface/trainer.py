@@ -29,7 +29,7 @@ from flyball_integrations.shared.attach_options import (
     check_options,
 )
 from flyball_integrations.shared.attachment import Overrides
-from flyball_integrations.shared.step_loader import BatchLengths
+from flyball_integrations.shared.loading.step_work import BatchLengths
 
 _logger = logging.getLogger(__name__)
 
