@@ -100,7 +100,7 @@ class StepPlanner(PlannerThread):
         if load.plan == self._refused:
             return ()
         try:
-            pipeline = self._pipeline_of(load.plan)
+            pipeline = self._pipeline_of(load)
             if pipeline is None:
                 return ()
             factors = pipeline.factors(load)
@@ -137,15 +137,16 @@ class StepPlanner(PlannerThread):
             why,
         )
 
-    def _pipeline_of(self, key: PlanKey) -> StepPipeline | None:
-        plan = self._kept.get(key)
+    def _pipeline_of(self, load: StepLoad) -> StepPipeline | None:
+        plan, coupling = self._kept.get(load.plan), load.coupling or self._coupling
         if plan is None:
             return None
-        if self._pipeline is None or self._pipeline.rank_plan is not plan:
-            self._pipeline = StepPipeline(
-                plan, coupling=self._coupling, supported_mhz=self._supported_mhz
+        known = self._pipeline
+        if known is None or known.rank_plan is not plan or known.coupling != coupling:
+            self._pipeline = known = StepPipeline(
+                plan, coupling=coupling, supported_mhz=self._supported_mhz
             )
-        return self._pipeline
+        return known
 
 
 class StepPipeline:
@@ -167,7 +168,7 @@ class StepPipeline:
         part = rank_plan.pipeline
         if part is None:
             raise CodecError(f"plan version {rank_plan.version} has no pipeline")
-        self.rank_plan = rank_plan
+        self.rank_plan, self.coupling = rank_plan, coupling
         self._part, self._stage = part, rank_plan.stage
         dag, points, plan_mhz = unpacked_pipeline(part)
         self._dag, self._points = dag, points
