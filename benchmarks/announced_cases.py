@@ -85,7 +85,7 @@ class Case:
         return TRUE.factor(step_work(self.lengths(step, pipeline))[microbatch])
 
 
-_KINDS = {InstructionKind.FORWARD: 0.03, InstructionKind.BACKWARD: 0.06}
+_KINDS = {InstructionKind.FORWARD: 0.045, InstructionKind.BACKWARD: 0.09}
 CASES = {
     "ddp": Case(
         text="DDP, 4 ranks",
