@@ -13,7 +13,6 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
-from tests.false_nvml.fixtures import false_nvml, false_nvml_library, loaded_nvml
 from tests.false_nvml.library import FalseNvml
 from tests.governed_rank.cgroup import cgroup_fault
 from tests.governed_rank.driver_faults import FAULTS, DriverFault
@@ -27,8 +26,6 @@ from flyball_client.governor.lock_record import find_records
 from flyball_client.governor.process_governor import ProcessGovernor
 from flyball_client.gpu._base import GpuAddress, GpuError
 from flyball_client.gpu.nvml import vendor
-
-__all__ = ["false_nvml", "false_nvml_library", "loaded_nvml"]
 
 # One while the rank starts, and one while it trains; of a rank that survives it, four in a row.
 NUM_KILLS, NUM_KILLS_OF_SURVIVORS, NUM_SLOW_KILLS = 2, 4, 1

@@ -10,7 +10,6 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
-from tests.false_nvml.fixtures import false_nvml, false_nvml_library, loaded_nvml
 from tests.false_nvml.library import FalseNvml
 from tests.governed_rank.driver_faults import (
     CODES,
@@ -37,8 +36,6 @@ from flyball_client.gpu.nvml.device import NvmlGpu
 from flyball_client.helper.rank_agent import LinkTimes
 from flyball_client.session.rank_session import RankSession
 from flyball_wire import routes
-
-__all__ = ["false_nvml", "false_nvml_library", "loaded_nvml"]
 
 OFF_S = 0.4
 
