@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.false_nvml.fixtures import false_nvml, false_nvml_library, loaded_nvml
 from tests.false_nvml.library import FalseNvml
 from tests.governed_rank.processes import wait_until
 from tests.planner.live import LivePlanner, live_planner
@@ -18,8 +17,6 @@ from flyball_client.helper.rank_agent import LinkTimes
 from flyball_client.session import conditions_watch
 from flyball_client.session.rank_session import RankSession
 from flyball_wire import routes
-
-__all__ = ["false_nvml", "false_nvml_library", "loaded_nvml"]
 
 pytestmark = pytest.mark.slow
 
