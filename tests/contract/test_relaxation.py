@@ -17,7 +17,7 @@ from tests.unit.planning.tiny_pipelines import (
     W,
     equal_profile,
     model_of,
-    models,
+    models_with_delays,
     profile_of,
 )
 
@@ -194,7 +194,7 @@ class TestRelaxation:
             assert one.event_time_s.tobytes() == again.event_time_s.tobytes()
 
     @settings(max_examples=25)
-    @given(model=models(max_stages=3, max_microbatches=3), share=st.sampled_from(SHARES))
+    @given(model=models_with_delays(), share=st.sampled_from(SHARES))
     def test_noisy_pipelines_are_no_exception(
         self, relaxation: RelaxationClass, model: PipelineModel, share: float
     ) -> None:
