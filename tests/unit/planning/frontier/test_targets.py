@@ -137,7 +137,7 @@ def test_a_larger_power_budget_never_makes_a_plan_slower() -> None:
         },
     )
     request = request_of(few_clocks, 4, blocking_power_w=(83.64,), effort=Effort.LOW)
-    budgets_w = (840, 900, 950)
+    budgets_w = (840, 950)
     plans = [make_plan(request.with_options(target=f"power:{w}")).plan for w in budgets_w]
     times_s = [plan.iteration_time_s for plan in plans]
     assert times_s == sorted(times_s, reverse=True)
@@ -155,7 +155,7 @@ def test_with_a_reserve_the_bound_holds_and_the_budget_too() -> None:
     assert 0 < plan.predicted.lower_bound_j <= plan.predicted.energy_j
 
 
-@settings(max_examples=10)
+@settings(max_examples=6)
 @given(enumerable_models(), st.data())
 def test_of_a_tiny_pipeline_the_plan_is_the_best_of_all(
     model: PipelineModel, data: st.DataObject
@@ -167,7 +167,7 @@ def test_of_a_tiny_pipeline_the_plan_is_the_best_of_all(
     # A little more than plans draw: in another order their sums may differ in the last digit.
     powers_w = sorted(energy_j / time_s * (1 + 1e-9) for time_s, energy_j in plans)
     before_s = None
-    budgets_w = data.draw(st.lists(st.sampled_from(powers_w), min_size=1, max_size=3))
+    budgets_w = data.draw(st.lists(st.sampled_from(powers_w), min_size=1, max_size=2))
     for budget_w in sorted({powers_w[0], *budgets_w}):
         target = replace(parse_target("power:1"), value=budget_w)
         plan = plan_for_target(solver, target, baseline_s, num_steps=200)
