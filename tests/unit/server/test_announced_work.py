@@ -85,7 +85,7 @@ def job(services: JobServices, changes: dict[str, Any] | None = None, **ranks: A
     spec = {
         "num_stages": NUM_STAGES,
         "num_microbatches": NUM_MICROBATCHES,
-        "num_ranks": NUM_STAGES * NUM_PIPELINES,
+        "num_ranks": NUM_STAGES * ranks.get("num_pipelines", NUM_PIPELINES),
         "effort": "low",
         "reserve": 0.0,
         "transition_ms": None if "gpu" in (changes or {}) else 0.0,  # given: at once
@@ -271,7 +271,7 @@ def test_parts_too_large_for_ranks_keep_the_highest_clocks_with_one_note(
     services: JobServices, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rank_plans, "MAX_PART_BYTES", 6000)
-    working = job(services, error=0.01)
+    working = job(services, error=0.01, num_pipelines=1)
     assert measured(working) == 2
     assert working.parts[0].pipeline is None
     assert get_plan(services, "job", 2).plan.policy == "baseline"
@@ -286,7 +286,7 @@ def test_a_part_without_its_pipeline_has_the_highest_clocks(
     services: JobServices, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A later plan may take more bytes than the one that was looked at."""
-    working = job(services, error=0.01)
+    working = job(services, error=0.01, num_pipelines=1)
     measured(working)
     monkeypatch.setattr(rank_plans, "MAX_PART_BYTES", 6000)
     record, state = get_plan(services, "job", 2), loop_state(services)
@@ -423,7 +423,7 @@ def test_a_job_that_ends_to_announce_follows_one_plan_again(services: JobService
 def test_a_job_that_ends_to_announce_in_a_version_says_so_and_may_begin_again(
     services: JobServices,
 ) -> None:
-    working = job(services, error=0.01)
+    working = job(services, error=0.01, num_pipelines=1)
     measured(working)
     measured(working, 17)
     version = working.newest
@@ -452,7 +452,7 @@ def test_a_job_that_ends_to_announce_in_a_version_says_so_and_may_begin_again(
 
 def test_a_job_that_ends_to_announce_often_waits_longer_to_begin(services: JobServices) -> None:
     """After two models 16 steps of a version are 64."""
-    working = job(services, {"num_ranks": 2}, num_pipelines=1, announced=lambda _: None)
+    working = job(services, num_pipelines=1, announced=lambda _: None)
     measured(working)
     measured(working, 17)
     version, begun = working.newest, get_plan(services, "job", working.newest).first_step
@@ -472,7 +472,7 @@ def test_a_job_that_ends_to_announce_often_waits_longer_to_begin(services: JobSe
 def test_a_single_step_of_absurd_number_begins_nothing(
     services: JobServices, has_version: bool
 ) -> None:
-    working = job(services, announced=lambda _: None)
+    working = job(services, announced=lambda _: None, num_pipelines=1)
     measured(working)
     version, far = working.newest, 10**12
     record = StepRecord(
