@@ -42,7 +42,7 @@ from flyball_server.jobs.savings.savings import savings_of
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.versions import rank_plans
 from flyball_server.prometheus.job_families import job_families
-from flyball_server.views import own_plans
+from flyball_server.views import job_reading
 from flyball_server.views.job_figures import SharedReading
 from flyball_server.views.job_reading import JobReading
 from flyball_server.views.recorded_runs import get_recorded_runs
@@ -624,9 +624,9 @@ def test_the_newest_steps_own_plan_is_shown(
     assert shown.predicted_saved_j == 6.0
     clocks = f"{shown.lowest_mhz} to {shown.highest_mhz} MHz"
     assert shown.text == f"step {shown.step}: 10 % slack, {clocks}"
-    monkeypatch.setattr(own_plans, "_MOST_RANKS", 4)
+    monkeypatch.setattr(job_reading, "_MOST_RANKS", 4)
     with services.store.reading() as reader:
-        part = own_plans.newest_own_plan(reader, "job", shown.step)
+        part = job_reading.newest_own_plan(reader, "job", shown.step)
     assert part is not None
     assert (part.num_ranks, part.predicted_saved_j) == (4, 4.0)
     assert part.text.startswith(f"step {shown.step}, first 4 ranks: 10 % slack")
