@@ -23,7 +23,7 @@ from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
 from flyball_client.session.plan_cursor import CompiledPlan
-from flyball_client.steps.agreement import AgreementError, Pending, StepAgreement
+from flyball_client.steps.agreement import AgreementError, Coupling, Pending, StepAgreement
 from flyball_client.steps.rank_slowness import RankSlowness, Slowness
 from flyball_client.steps.step_plans import PlanKey, StepDeadlines, StepLoad, StepPlan
 from flyball_pipeline.errors import PipelineError
@@ -58,10 +58,11 @@ class _Announced(NamedTuple):
 
     work: StepWork
     slowest_s: float | None
+    coupling: Coupling | None
 
 
 class _Decided(NamedTuple):
-    """Clocks of a step, decided as the one before ends."""
+    """Clocks of a step, decided as the one before ends or as it begins."""
 
     step: int
     plan: PlanKey
@@ -111,8 +112,6 @@ class StepExchange:
         # Plans of steps to come.
         self._plans: dict[int, tuple[PlanKey, StepPlan]] = {}
         self._decided: _Decided | None = None
-        # Step and its announced number of microbatches.
-        self._numbered: tuple[int, int | None] = (first_step - 1, None)
         # The step that has ended last, if it had a plan of its own.
         self._ended: _Decided | None = None
         self._unaware: PlanKey | None = None
@@ -146,7 +145,11 @@ class StepExchange:
     # ------------------------------------------------------------------ the hooks
 
     def announce(
-        self, step: int, work: Sequence[float | Sequence[float]], slowest_s: float | None
+        self,
+        step: int,
+        work: Sequence[float | Sequence[float]],
+        slowest_s: float | None = None,
+        coupling: Coupling | None = None,
     ) -> None:
         """Announce a step's work; what cannot be used is logged once, and the step has none."""
         self._announces = True
@@ -154,7 +157,7 @@ class StepExchange:
             number = operator.index(step)
             if slowest_s is not None and not 0 < slowest_s < math.inf:
                 raise PipelineError("must be a time above 0 s", field="slowest_s")
-            announced = _Announced(step_work(work), slowest_s)
+            announced = _Announced(step_work(work), slowest_s, coupling)
         except Exception as error:
             if not self._has_logged:
                 self._has_logged = True
@@ -178,14 +181,9 @@ class StepExchange:
         self._works.pop(step, None)
 
     def num_microbatches(self, step: int) -> int | None:
-        """Return the announced number of a step; None: not known.
-
-        As with clocks, the first call decides.
-        """
-        if self._numbered[0] != step:
-            work = self._works.get(step)
-            self._numbered = step, None if work is None else len(work)
-        return self._numbered[1]
+        """Return the announced number of a step; None: not known."""
+        work = self._works.get(step)
+        return None if work is None else len(work)
 
     def begin(
         self,
@@ -218,14 +216,15 @@ class StepExchange:
     def clocks(self, plan: CompiledPlan, step: int) -> tuple[int, ...] | None:
         """Return the step's own clocks, or the highest where there are none, MHz.
 
-        The first call decides, as the step before ends. None: the step runs the plan's clocks,
-        since its planner gives no step clocks of its own, though it knows of the work.
+        Called as the step before ends, and as the step begins: clocks that have come meanwhile, as
+        of an epoch's first step, replace the highest. None: the step runs the plan's clocks, since
+        its planner gives no step clocks of its own, though it knows of the work.
         """
         key = PlanKey(plan.version, plan.plan_id)
         if not plan.has_step_plans:
             return plan.highest_mhz if self._is_unaware(key) else None
         decided = self._decided
-        if decided is None or (decided.step, decided.plan) != (step, key):
+        if decided is None or (decided.step, decided.plan) != (step, key) or decided.own is None:
             found_for, own = self._plans.pop(step, (None, None))
             if own is None or found_for != key or len(own.clocks_mhz) != len(plan.kinds):
                 own = None
@@ -386,7 +385,8 @@ class StepExchange:
             if each.plan == chosen:
                 slowness[each.stage] = max(slowness[each.stage], each.slowness.at_highest)
         caution = max(each.slowness.below if each.plan == chosen else 0.0 for each in said)
-        load = StepLoad(step, chosen, work, tuple(slowness), caution)
+        coupling = None if announced is None else announced.coupling
+        load = StepLoad(step, chosen, work, tuple(slowness), caution, coupling)
         return load, tuple(in_force_mhz) if all(in_force_mhz) else ()
 
     def _keep_work(self, step: int, work: StepWork) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from flyball_profiles.gpu_conditions import GpuConditions
 from flyball_server.jobs.bounds import check_count
 from flyball_server.jobs.errors import InvalidFieldError
 from flyball_server.jobs.records import Record
@@ -423,6 +424,8 @@ class JobLoopState(Record):
         refused: newest refused registration; None: none since the job was registered last.
         shape_change: newest change of the number of microbatches; None: none in this run.
         power_limits_w: mean enforced power limit of a GPU by stage, W; empty: not all are known.
+        probed_under: conditions of each stage's GPUs while the job is profiled online, None of a
+            stage where they are not known; empty: it is not being profiled.
     """
 
     job_id: str
@@ -448,6 +451,7 @@ class JobLoopState(Record):
     refused: RefusedRegistration | None = None
     shape_change: ShapeChange | None = None
     power_limits_w: tuple[float, ...] = ()
+    probed_under: tuple[GpuConditions | None, ...] = ()
 
     @property
     def lasting(self) -> PlanningInputs:
@@ -464,7 +468,7 @@ class JobLoopState(Record):
     def without_measured(self) -> JobLoopState:
         """Return the findings without what was measured against a replaced profile."""
         work = None if self.work is None else WorkModel()
-        return self.evolve(detected=(), drifts=(), work=work, step_power=None)
+        return self.evolve(detected=(), drifts=(), work=work, probed_under=(), step_power=None)
 
     @property
     def order_advice(self) -> OrderAdvice | None:

@@ -42,7 +42,7 @@ from flyball_server.jobs.savings.savings import savings_of
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.versions import rank_plans
 from flyball_server.prometheus.job_families import job_families
-from flyball_server.views import own_plans
+from flyball_server.views import job_reading
 from flyball_server.views.job_figures import SharedReading
 from flyball_server.views.job_reading import JobReading
 from flyball_server.views.recorded_runs import get_recorded_runs
@@ -85,7 +85,7 @@ def job(services: JobServices, changes: dict[str, Any] | None = None, **ranks: A
     spec = {
         "num_stages": NUM_STAGES,
         "num_microbatches": NUM_MICROBATCHES,
-        "num_ranks": NUM_STAGES * NUM_PIPELINES,
+        "num_ranks": NUM_STAGES * ranks.get("num_pipelines", NUM_PIPELINES),
         "effort": "low",
         "reserve": 0.0,
         "transition_ms": None if "gpu" in (changes or {}) else 0.0,  # given: at once
@@ -271,7 +271,7 @@ def test_parts_too_large_for_ranks_keep_the_highest_clocks_with_one_note(
     services: JobServices, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rank_plans, "MAX_PART_BYTES", 6000)
-    working = job(services, error=0.01)
+    working = job(services, error=0.01, num_pipelines=1)
     assert measured(working) == 2
     assert working.parts[0].pipeline is None
     assert get_plan(services, "job", 2).plan.policy == "baseline"
@@ -286,7 +286,7 @@ def test_a_part_without_its_pipeline_has_the_highest_clocks(
     services: JobServices, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A later plan may take more bytes than the one that was looked at."""
-    working = job(services, error=0.01)
+    working = job(services, error=0.01, num_pipelines=1)
     measured(working)
     monkeypatch.setattr(rank_plans, "MAX_PART_BYTES", 6000)
     record, state = get_plan(services, "job", 2), loop_state(services)
@@ -423,7 +423,7 @@ def test_a_job_that_ends_to_announce_follows_one_plan_again(services: JobService
 def test_a_job_that_ends_to_announce_in_a_version_says_so_and_may_begin_again(
     services: JobServices,
 ) -> None:
-    working = job(services, error=0.01)
+    working = job(services, error=0.01, num_pipelines=1)
     measured(working)
     measured(working, 17)
     version = working.newest
@@ -474,7 +474,7 @@ def test_a_pipeline_that_ends_to_announce_ends_it_for_the_job(services: JobServi
 
 def test_a_job_that_ends_to_announce_often_waits_longer_to_begin(services: JobServices) -> None:
     """After two models 16 steps of a version are 64."""
-    working = job(services, {"num_ranks": 2}, num_pipelines=1, announced=lambda _: None)
+    working = job(services, num_pipelines=1, announced=lambda _: None)
     measured(working)
     measured(working, 17)
     version, begun = working.newest, get_plan(services, "job", working.newest).first_step
@@ -494,7 +494,7 @@ def test_a_job_that_ends_to_announce_often_waits_longer_to_begin(services: JobSe
 def test_a_single_step_of_absurd_number_begins_nothing(
     services: JobServices, has_version: bool
 ) -> None:
-    working = job(services, announced=lambda _: None)
+    working = job(services, announced=lambda _: None, num_pipelines=1)
     measured(working)
     version, far = working.newest, 10**12
     record = StepRecord(
@@ -646,9 +646,9 @@ def test_the_newest_steps_own_plan_is_shown(
     assert shown.predicted_saved_j == 6.0
     clocks = f"{shown.lowest_mhz} to {shown.highest_mhz} MHz"
     assert shown.text == f"step {shown.step}: 10 % slack, {clocks}"
-    monkeypatch.setattr(own_plans, "_MOST_RANKS", 4)
+    monkeypatch.setattr(job_reading, "_MOST_RANKS", 4)
     with services.store.reading() as reader:
-        part = own_plans.newest_own_plan(reader, "job", shown.step)
+        part = job_reading.newest_own_plan(reader, "job", shown.step)
     assert part is not None
     assert (part.num_ranks, part.predicted_saved_j) == (4, 4.0)
     assert part.text.startswith(f"step {shown.step}, first 4 ranks: 10 % slack")
