@@ -392,6 +392,7 @@ class TestJobStore:
             writer.save_step_details((replacing,))
             assert writer.list_step_details("job", 5) == (replacing, details[2])
             assert writer.list_step_details("job", 5, limit=1) == (replacing,)
+            assert [writer.newest_detail("job", step) for step in (9, 6, 4)] == [6, 5, None]
             writer.drop_step_details("job", 5)
         with store_with_job.reading() as reader:
             assert reader.list_step_details("job", 0) == (replacing, details[2])

@@ -450,6 +450,28 @@ def test_a_job_that_ends_to_announce_in_a_version_says_so_and_may_begin_again(
     assert notes(services, get_job(services, "job")) == ()
 
 
+def test_a_pipeline_that_ends_to_announce_ends_it_for_the_job(services: JobServices) -> None:
+    """Steps have plans where all pipelines announce, so without its work all run as planned."""
+    working = job(services, error=0.01)
+    measured(working)
+    measured(working, 17)
+    version = working.newest
+    working.silent = {2}
+    working.run(NUM_SILENT_STEPS - 1)
+    reconciled(services)
+    assert working.newest == version
+    working.run(1)
+    reconciled(services)
+    assert working.take() == version + 1
+    assert work_of(services) == WorkModel(problem=NOT_ANNOUNCED, num_before=1)
+    # It begins again with all of them.
+    measured(working, 80)
+    assert working.newest == version + 1
+    working.silent = ()
+    measured(working, 4)
+    assert working.newest == version + 2
+
+
 def test_a_job_that_ends_to_announce_often_waits_longer_to_begin(services: JobServices) -> None:
     """After two models 16 steps of a version are 64."""
     working = job(services, num_pipelines=1, announced=lambda _: None)

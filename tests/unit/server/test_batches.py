@@ -276,6 +276,31 @@ def test_of_steps_with_many_instructions_only_the_newest_of_each_rank_are_kept(
     assert kept_steps(services, 0) == kept_steps(services, 1) == newest
 
 
+def test_steps_of_absurd_numbers_drop_no_others(
+    services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measurements, "KEPT_INSTRUCTIONS", 0)
+    absurd = [10**12, 10**9, 10**15]
+    for first, far in enumerate([10, *absurd]):
+        for rank in (0, 1):
+            post_instructions(services, rank, range(20 * first, 20 * first + 20), 4)
+        post_instructions(services, 1, range(far, far + 1), 4)
+    assert kept_steps(services, 0) == list(range(80 - FEWEST_KEPT_STEPS, 80))
+    assert kept_steps(services, 1) == [*range(80 - FEWEST_KEPT_STEPS, 80), *sorted(absurd)]
+    # A run that goes on far from where it was drops what is older, as soon as it is not alone.
+    post_instructions(services, 0, range(10_000, 10_002), 4)
+    assert kept_steps(services, 0) == [10_000, 10_001]
+
+
+def test_steps_that_are_far_from_each_other_are_bounded_too(
+    services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measurements, "KEPT_INSTRUCTIONS", 0)
+    for step in range(0, 5000, 100):
+        post_instructions(services, 0, range(step, step + 1), 4)
+    assert len(kept_steps(services, 0)) <= 9
+
+
 @pytest.mark.parametrize(
     ("state", "num_kept"),
     [(JobState.PLANNED, KEPT_DETAILS), (JobState.PROFILING, KEPT_DETAILS_OF_PROFILING)],

@@ -412,6 +412,12 @@ class JobReader:
             query = query.where(STEP_DETAILS.c.rank.in_(ranks))
         return tuple(detail_of(row, job_id) for row in self._connection.execute(query))
 
+    def newest_detail(self, job_id: str, before_step: int) -> int | None:
+        """Return the newest step before this one with details; None: no step."""
+        older = self._in_range(STEP_DETAILS, job_id, 0, before_step)
+        query = select(STEP_DETAILS.c.step).where(*older).order_by(STEP_DETAILS.c.step.desc())
+        return self._connection.execute(query.limit(1)).scalar()
+
     def find_loop_state(self, job_id: str) -> JobLoopState:
         """Return the job's loop state; the default if none was ever saved."""
         query = select(LOOP_STATES.c.document).where(self._of(LOOP_STATES, job_id))
