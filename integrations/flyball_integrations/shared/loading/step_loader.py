@@ -97,12 +97,12 @@ class StepLoader(Generic[B]):
                 step = announcer.next_step
                 if step != announced:
                     self._announce(announcer, own.now, step)
-                announced = step + 1
             if announcer is None or is_last:
                 yield from self._given(own)
                 own.fill(self._num_batches)
                 announced = None
             else:
+                announced = step + 1
                 ahead = _ReadAhead(own, self._num_batches, self._announcing(announcer, announced))
                 yield from self._given(own, ahead)
                 ahead.finish()
