@@ -40,7 +40,7 @@ class OtherWorkError(PipelineError):
 
 
 class StepPlanner(PlannerThread):
-    """Times and plans of a rank's steps, one after the other.
+    """Times and plans of a rank's steps; of questions that have piled up, the newest is answered.
 
     Args:
         rank: The rank that asks.
@@ -72,7 +72,7 @@ class StepPlanner(PlannerThread):
         self._kept = dict([*kept, (key, plan)][-_MAX_KEPT:])
 
     def ask(self, question: StepLoad | StepDeadlines) -> None:
-        """Answer through the rank's `step_timed`, or `step_planned`."""
+        """Answer through the rank's `step_timed` or `step_planned`, unless a newer one comes."""
         self._asked.put(question)
 
     def stop(self, timeout_s: float = 0.0) -> None:
@@ -82,11 +82,18 @@ class StepPlanner(PlannerThread):
         super().stop(timeout_s)
 
     def _run(self) -> None:
-        while (question := self._asked.get()) is not None and not self._stopping.is_set():
+        while (question := self._newest()) is not None and not self._stopping.is_set():
             if isinstance(question, StepLoad):
                 self._rank.step_timed(question.step, self._times_s(question))
             else:
                 self._rank.step_planned(self._plan(question))
+
+    def _newest(self) -> StepLoad | StepDeadlines | None:
+        """Return the newest question; steps of older questions have begun."""
+        question = self._asked.get()
+        while not self._asked.empty():
+            question = self._asked.get()
+        return question
 
     def _times_s(self, load: StepLoad) -> tuple[float, ...]:
         self._load = None
@@ -194,7 +201,9 @@ class StepPipeline:
         """
         num_stages = self.retimed.num_stages
         slowness = (*load.slowness, *(1.0,) * num_stages)[:num_stages]
-        factors = work_factors(self._dag, load.work, self._coefficients, slowness)
+        factors = work_factors(
+            self._dag, load.work, self._coefficients, slowness, self._part.lengths_range
+        )
         if factors is None:
             num = self._part.num_microbatches
             raise OtherWorkError(

@@ -195,12 +195,6 @@ def test_microbatches_are_announced_once_a_step_has_shown_where_ranks_meet(
     assert len(warned) == (0 if is_planned else 1)
 
 
-def test_an_attached_model_can_be_pickled(model: nn.Module) -> None:
-    attach(model, job_id="job")
-    copied = pickle.loads(pickle.dumps(model))  # noqa: S301 - our own
-    assert torch.equal(copied.weight, model.weight)
-
-
 def test_without_an_attachment_a_step_is_left_alone(
     model: nn.Module, caplog: pytest.LogCaptureFixture
 ) -> None:
