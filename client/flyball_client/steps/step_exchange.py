@@ -39,7 +39,7 @@ TIMEOUT_S = 300.0
 _HELPER_TIMEOUT_S = 10.0
 # Pauses between two looks at an exchange, s: the longest is a share of a step's time.
 _FIRST_PAUSE_S, _PAUSE_OF_STEP, _PAUSES_S = 0.0005, 0.02, (0.01, 0.1)
-_JOIN_S = 0.5
+_NEWS_PAUSE_S = _JOIN_S = 0.5
 # Steps whose work or plan is kept until they have run.
 _MAX_KEPT = 64
 # Exchanges in a row that were over too late, from which on that is said.
@@ -296,7 +296,7 @@ class StepExchange:
         )
 
     def _exchange(self, step: int) -> None:
-        self._until(lambda: self._is_due(step) or None, longest_pause_s=_JOIN_S)
+        self._until_news(lambda: self._is_due(step) or None)
         announced = self._announced.pop(step, None)
         # None: it is too late for a plan.
         is_late = self._is_late(step)
@@ -426,35 +426,49 @@ class StepExchange:
                 return answer
             return None
 
-        return self._until(
-            poll,
-            is_over=lambda: self._is_late(question.step),
-            timeout_s=_HELPER_TIMEOUT_S,
-            longest_pause_s=_PAUSES_S[1],
+        return self._until_news(
+            poll, is_over=lambda: self._is_late(question.step), timeout_s=_HELPER_TIMEOUT_S
         )
 
     def _result_of(self, pending: Pending[T]) -> T:
         found = self._until(
-            pending.result, timeout_s=self._timeout_s, longest_pause_s=self._longest_pause_s
+            pending.result,
+            timeout_s=self._timeout_s,
+            pauses_s=(_FIRST_PAUSE_S, self._longest_pause_s),
         )
         if found is None:
             raise AgreementError(f"other ranks did not come within {self._timeout_s:g} s")
         return found
 
+    def _until_news(
+        self,
+        poll: Callable[[], T | None],
+        *,
+        timeout_s: float = math.inf,
+        is_over: Callable[[], bool] = lambda: False,
+    ) -> T | None:
+        """Return what is polled where only news change it; see `_until`.
+
+        Each look takes time of a loop that is bound by its launches.
+        """
+        return self._until(
+            poll, pauses_s=(_NEWS_PAUSE_S,) * 2, timeout_s=timeout_s, is_over=is_over
+        )
+
     def _until(
         self,
         poll: Callable[[], T | None],
         *,
-        longest_pause_s: float,
+        pauses_s: tuple[float, float],
         timeout_s: float = math.inf,
         is_over: Callable[[], bool] = lambda: False,
     ) -> T | None:
         """Return what is polled once it is there; None: it is over, or not within the time.
 
-        News end a pause between two looks.
+        News end a pause between two looks; the first and the longest are given.
         """
         give_up_s = time.monotonic() + timeout_s
-        pause_s = _FIRST_PAUSE_S
+        pause_s, longest_pause_s = pauses_s
         while True:
             self._news.clear()
             if self._is_stopping:
