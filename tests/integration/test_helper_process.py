@@ -328,7 +328,7 @@ def test_helpers_that_are_killed_are_started_again_and_no_measurement_is_lost(
 def test_a_helper_that_shows_no_life_is_killed_and_started_again(
     quick: None, log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(links, "_SILENCE_S", 5.0)
+    monkeypatch.setattr(links, "_SILENCE_S", 2.0)
     memory = MemoryPlanner()
     with helped_rank(honest(memory)) as (rank, _):
         pid = helper_pid()
@@ -337,7 +337,7 @@ def test_a_helper_that_shows_no_life_is_killed_and_started_again(
         rank.measure(range(3))
         wait_until(lambda: is_gone(pid), "its end")
         wait_until(
-            lambda: "gave no sign of life for 5 s and was killed" in log.text, "the line of the log"
+            lambda: "gave no sign of life for 2 s and was killed" in log.text, "the line of the log"
         )
         wait_until(lambda: len(memory.measurements) == 3, "the steps")
 
