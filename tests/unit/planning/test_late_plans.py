@@ -26,7 +26,9 @@ from flyball_server.planning.data_parallel import DataParallelRequest, make_data
 from flyball_server.planning.documents.recorded_plan import model_of_plan
 from flyball_server.planning.errors import TargetUnreachableError
 from flyball_server.planning.frontier.reserve import with_reserve
-from flyball_server.planning.frontier_curve import make_frontier
+from flyball_server.planning.frontier.solver import DeadlineSolver
+from flyball_server.planning.frontier.transition_search import TransitionSearch
+from flyball_server.planning.frontier_curve import late_plans, make_frontier
 from flyball_server.planning.model.array_dag import earliest_finishes_s
 from flyball_server.planning.model.joint_model import join_pipelines, simulate_jointly
 from flyball_server.planning.model.late_clocks import LateClockSimulator
@@ -107,6 +109,22 @@ def test_plan_bound_and_frontier_against_all_plans(
     if target == "fastest":
         assert curve.points[0].energy_j <= plan.predicted.energy_j * (1 + 1e-9)
     assert (curve.transitions is None) is (delay_ms == 0)
+
+
+def test_clocks_on_paths_that_are_too_long_are_raised_until_the_plan_is_in_time() -> None:
+    request = request_of(four_stages(), 4, effort=Effort.LOW)
+    at_once = make_plan(request)
+    model = replace(at_once.model, transitions=ClockTransitions.exact(0.02))
+    search = TransitionSearch(model, 1.0, Effort.LOW)
+    deadline_s = at_once.plan.predicted.baseline_iteration_time_s
+    assert search.times_s([at_once.assignment])[0] > deadline_s * 1.001
+    raised = search.raised(at_once.assignment, deadline_s)
+    assert search.times_s([raised])[0] <= deadline_s * (1 + 1e-9)
+    # Others keep theirs.
+    saved_j = at_once.plan.predicted.baseline_energy_j - search.energy_j(raised)
+    assert saved_j > 0.5 * (
+        at_once.plan.predicted.baseline_energy_j - at_once.plan.predicted.energy_j
+    )
 
 
 @pytest.mark.parametrize("options", [{"transition_ms": 20.0}, {"max_switches": 12}])
@@ -227,6 +245,24 @@ def test_a_plan_without_a_change_keeps_its_bound() -> None:
     late = make_plan(request.with_options(transition_ms=LATE_MS)).plan
     assert late.num_switches == 0
     assert late.predicted.lower_bound_j == make_plan(request).plan.predicted.lower_bound_j
+
+
+def test_the_bound_of_a_plan_that_comes_late_is_on_the_tangent() -> None:
+    model = model_of_request(request_of(four_stages(), 4, transition_ms=LATE_MS))
+    solver = DeadlineSolver(model.without_transitions())
+    deadline_s = 1.02 * solver.fastest_time_s
+    plan = solver.plan_within(deadline_s, 100)
+    (plain,), (reserved,) = (
+        late_plans(model, [plan], keeps_reserve=is_kept) for is_kept in (False, True)
+    )
+    late_s = plain.iteration_time_s - deadline_s
+    assert late_s > 0
+    tangent_j = plan.lower_bound_j + plan.relaxed.bound_slope_w * late_s
+    assert plain.lower_bound_j == pytest.approx(tangent_j, rel=1e-12)
+    assert plain.lower_bound_j <= solver.relax(deadline_s + late_s).lower_bound_j * (1 + 1e-9)
+    # All of a reserve may be used at the deadline: until then nothing waits.
+    waiting_j = sum(model.stage_blocking_power_w) * late_s
+    assert reserved.lower_bound_j == pytest.approx(tangent_j - waiting_j, rel=1e-12)
 
 
 def test_pipelines_side_by_side_change_late_too() -> None:
