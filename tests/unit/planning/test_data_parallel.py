@@ -294,14 +294,14 @@ def test_a_plan_simulates_to_its_own_prediction() -> None:
 @pytest.mark.parametrize(
     ("place", "value", "said"),
     [
-        (("pipelines",), [], "pipelines: must hold at least one pipeline"),
+        (("pipelines",), [], "pipelines: must be ordered by dp_rank, and run each"),
         (("pipelines", 0), 7, r"pipelines\[0\]: must be an object"),
-        (("pipelines", 1, "dp_rank"), 2, r"pipelines\[1\]\.dp_rank: must be 1"),
-        (("pipelines", 1, "energy_j"), -1, r"pipelines\[1\]\.energy_j: must be a number above"),
+        (("pipelines", 1, "dp_rank"), 2, "pipelines: must be ordered by dp_rank, and run each"),
+        (("pipelines", 1, "energy_j"), -1, r"pipelines\[1\]\.energy_j: must be greater than 0"),
         (
             ("pipelines", 0, "stages", 1, 0),
             ["sideways", 0, 1410],
-            r"pipelines\[0\]\.stages\[1\]\[0\]: unknown instruction",
+            r"pipelines\[0\]\.stages\[1\]\[0\]\[0\]: must be 'forward'",
         ),
     ],
 )

@@ -7,8 +7,8 @@ import statistics
 import pytest
 from tests.unit.replay.synthetic_runs import Document, Truth, recording_of, synthetic_document
 
+from flyball_server.cli.replay import replay_text
 from flyball_server.replay.recorded_runs import RecordingError
-from flyball_server.replay.replay_report import replay_text
 from flyball_server.replay.replayed_runs import Replay, replay
 from flyball_server.replay.runs_fit import RecordedWorkload, RunsFit, fit_runs
 

@@ -16,7 +16,7 @@ from tests.planner.use_cases import put_profile, register_job
 from tests.planner.working_ranks import Lengths, WorkingRanks, WorkingStep
 
 from flyball_pipeline.retiming import MAX_INSTRUCTIONS
-from flyball_pipeline.work import WorkCoefficients, step_work
+from flyball_pipeline.work import WorkCoefficients, has_lengths_outside, step_work
 from flyball_profiles.stage_profile import StageProfile
 from flyball_profiles.stage_profile_csv import parse_stage_profile
 from flyball_server.jobs.errors import UnrecordedRunsError
@@ -27,8 +27,7 @@ from flyball_server.jobs.findings.work_drift import WorkDriftReconciler, with_dr
 from flyball_server.jobs.loop_state import JobLoopState, PlanningInputs, StageSlowdown, WorkModel
 from flyball_server.jobs.measurements.announced_work import (
     following,
-    has_other_lengths,
-    is_of_few_lengths,
+    known_lengths,
     no_step_plans,
 )
 from flyball_server.jobs.measurements.step_reading import read_fold
@@ -43,7 +42,7 @@ from flyball_server.jobs.savings.savings import savings_of
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.versions import rank_plans
 from flyball_server.prometheus.job_families import job_families
-from flyball_server.views import own_plans
+from flyball_server.views import job_reading
 from flyball_server.views.job_figures import SharedReading
 from flyball_server.views.job_reading import JobReading
 from flyball_server.views.recorded_runs import get_recorded_runs
@@ -625,9 +624,9 @@ def test_the_newest_steps_own_plan_is_shown(
     assert shown.predicted_saved_j == 6.0
     clocks = f"{shown.lowest_mhz} to {shown.highest_mhz} MHz"
     assert shown.text == f"step {shown.step}: 10 % slack, {clocks}"
-    monkeypatch.setattr(own_plans, "_MOST_RANKS", 4)
+    monkeypatch.setattr(job_reading, "_MOST_RANKS", 4)
     with services.store.reading() as reader:
-        part = own_plans.newest_own_plan(reader, "job", shown.step)
+        part = job_reading.newest_own_plan(reader, "job", shown.step)
     assert part is not None
     assert (part.num_ranks, part.predicted_saved_j) == (4, 4.0)
     assert part.text.startswith(f"step {shown.step}, first 4 ranks: 10 % slack")
@@ -721,9 +720,13 @@ def test_factors_of_equal_lengths_are_measured_anew_for_other_ones(services: Job
     first = work_of(services)
     assert first is not None
     assert first.lengths_range == (1000.0, 1000.0)
-    version = working.newest
+    version, part = working.newest, working.parts[0].pipeline
+    assert part is not None
+    assert part.lengths_range == pytest.approx((1000 / 1.5, 1500))
+    assert [step.clocks_mhz for step in working.run(1)] != [{1400}]
+    # Until the next version they run at the highest clocks, and not at what a wrong slope says.
     working.draw = lengths_of
-    working.run(1)
+    assert [step.clocks_mhz for step in working.run(2)] == [{1400}] * 2
     reconciled(services)
     assert working.take() == version + 1
     assert [step.clocks_mhz for step in working.run(2)] == [{1400}] * 2
@@ -737,12 +740,15 @@ def test_factors_of_equal_lengths_are_measured_anew_for_other_ones(services: Job
 
 def test_lengths_far_outside_a_narrow_range_are_other_ones() -> None:
     narrow = WorkModel(**vars(MODEL) | {"lengths_range": (1000.0, 1400.0)})
-    assert is_of_few_lengths(narrow)
-    assert not is_of_few_lengths(MODEL)  # of factors alone
-    assert not is_of_few_lengths(replace(narrow, lengths_range=(1000.0, 1600.0)))
+    known = known_lengths(narrow)
+    assert known == pytest.approx((1000 / 1.5, 2100.0))
+    assert known_lengths(MODEL) is None  # of factors alone
+    assert known_lengths(replace(narrow, lengths_range=(1000.0, 1600.0))) is None
     inside = [step_work([[1500.0], [700.0]]), step_work([3.0])]
-    assert [has_other_lengths(narrow, each) for each in inside] == [False, False]
-    assert has_other_lengths(narrow, step_work([[1200.0], [2200.0]]))
-    assert has_other_lengths(narrow, step_work([[600.0]]))
+    assert [has_lengths_outside(each, known) for each in inside] == [False, False]
+    assert has_lengths_outside(step_work([[1200.0], [2200.0]]), known)
+    assert has_lengths_outside(step_work([[600.0]]), known)
+    assert not has_lengths_outside(step_work([[600.0]]), None)
     # A second time takes more.
-    assert not has_other_lengths(replace(narrow, num_before=1), step_work([[600.0], [3000.0]]))
+    later = known_lengths(replace(narrow, num_before=1))
+    assert not has_lengths_outside(step_work([[600.0], [3000.0]]), later)
