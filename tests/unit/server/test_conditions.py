@@ -402,13 +402,6 @@ def test_of_the_limits_of_a_stage_the_lowest_counts() -> None:
     assert changed(700.0, None) == [], "it may be the lowest"
 
 
-def test_the_power_of_a_stage_is_that_of_one_gpu_while_it_computes() -> None:
-    profile = replace(under(H100), num_ranks_per_stage=(1, 2))
-    found = ProfiledConditions.of(profile)
-    assert found is not None
-    assert found.power_w == pytest.approx((1400**2 / 6e3, 1400**2 / 12e3))
-
-
 def test_ranks_that_have_left_do_not_count() -> None:
     profiled = ProfiledConditions.of(under(H100))
     ranks = [rank_record(0, conditions=CAPPED, has_left=True), rank_record(1, conditions=CAPPED)]

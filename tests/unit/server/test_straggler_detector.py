@@ -211,8 +211,9 @@ def log_normal(rng: random.Random, scatter: float) -> float:
     return math.exp(rng.gauss(-scatter * scatter / 2, scatter))
 
 
-@pytest.mark.parametrize(("num_pipelines", "num_steps"), [(4, 500), (24, 100)])
-@pytest.mark.parametrize("scatter", [0.05, 0.2, 0.5])
+@pytest.mark.parametrize(
+    ("num_pipelines", "num_steps", "scatter"), [(4, 300, 0.05), (24, 80, 0.2), (4, 300, 0.5)]
+)
 def test_equal_ranks_whose_steps_differ_are_no_stragglers(
     num_pipelines: int, num_steps: int, scatter: float
 ) -> None:
@@ -230,7 +231,7 @@ def test_a_slow_rank_is_found_among_steps_that_differ_and_forgotten_when_it_is_n
     scatter: float, slowdown: float, most_steps: int
 ) -> None:
     ranks = [a_rank(number, 0, number) for number in range(12)]
-    for seed in range(3):
+    for seed in range(2):
         rng = random.Random(seed)
 
         def factor(rank: int, step: int, kind: str, rng: random.Random = rng) -> float:
