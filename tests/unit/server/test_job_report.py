@@ -22,8 +22,9 @@ from tests.planner.use_cases import register_job
 
 from flyball_server.jobs.measurements import step_reading
 from flyball_server.jobs.measurements.step_reading import all_step_kinds, step_kinds
-from flyball_server.jobs.records import PlanRecord, StepTotals
+from flyball_server.jobs.records import PlanRecord
 from flyball_server.jobs.services import JobServices
+from flyball_server.jobs.step_records import StepTotals
 from flyball_server.views.report import get_report
 from flyball_wire.closed_loop import JobReport
 from flyball_wire.online_profiling import ProfilingResult, ProfilingState

@@ -101,7 +101,7 @@ class _Pipeline(_Clocks, _Share):
 
 @dataclass(frozen=True, kw_only=True)
 class _Header(_Strict):
-    """What all plans have; fields of type `object` follow from others and are not read.
+    """Header of every plan; fields of type `object` follow from others and are not read.
 
     Times of clock changes are one delay, or `transitions` where `transition_ms` is null.
     """
