@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
-# Limits that differ by less than this share are the same: drivers round them.
+# Limits, and clocks, that differ by less than this share are the same: drivers round them.
 SAME_LIMIT = 0.01
 _MAX_VALUE = 1e6
 _WORD = re.compile(r"[A-Za-z0-9._+-]{1,64}")
@@ -141,7 +141,7 @@ def changes(before: GpuConditions, now: GpuConditions) -> tuple[ConditionChange,
 def common_conditions(several: Iterable[GpuConditions | None]) -> GpuConditions | None:
     """Return what is the same in all of them; None: nothing is known of all.
 
-    A limit is that of the first, if the others are the same but for rounding.
+    A limit or clock is that of the first, if the others are the same but for rounding.
     """
     listed = list(several)
     first = listed[0] if listed else None
@@ -166,7 +166,7 @@ def is_known(of_stages: Sequence[GpuConditions | None]) -> bool:
 
 
 def _is_same(name: str, one: float | str, other: float | str) -> bool:
-    if name in _LIMITS and not isinstance(one, str) and not isinstance(other, str):
+    if name in _ROUNDED and not isinstance(one, str) and not isinstance(other, str):
         return math.isclose(one, other, rel_tol=SAME_LIMIT)
     return one == other
 
@@ -222,6 +222,7 @@ _NAMES = {
     "driver": ("driver", ""),
 }
 _LIMITS = frozenset({"power_limit_w", "default_power_limit_w", "module_power_limit_w"})
+_ROUNDED = _LIMITS | {"memory_clock_mhz", "application_clock_mhz"}
 _OF_WORK = frozenset(
     {"power_limit_w", "module_power_limit_w", "power_profile", "memory_clock_mhz", "ecc"}
 )

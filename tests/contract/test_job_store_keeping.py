@@ -98,22 +98,6 @@ def test_a_job_takes_no_name_that_another_has_and_no_unknown_job_takes_one(
         assert (everything(reader, "job"), everything(reader, "other")) == before
 
 
-def test_a_job_is_forgotten_with_all_that_belongs_to_it_any_number_of_times(
-    store: JobStore,
-) -> None:
-    fill(store, "job")
-    fill(store, "other")
-    with store.reading() as reader:
-        others = everything(reader, "other")
-    for _ in range(2):
-        with store.writing("job") as writer:
-            writer.delete_job("job")
-    with store.reading() as reader:
-        assert everything(reader, "job") == nothing("job")
-        assert everything(reader, "other") == others
-        assert reader.list_jobs() == (job_record("other"),)
-
-
 def test_ranks_that_were_heard_of_say_when_and_nothing_else_of_them_changes(
     store: JobStore,
 ) -> None:

@@ -11,12 +11,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.false_nvml.fixtures import false_nvml, false_nvml_library
 from tests.false_nvml.library import FalseNvml
 from tests.governed_rank.processes import PATIENCE_S
 from tests.hostile_folder import HostileFolder
-
-__all__ = ["false_nvml", "false_nvml_library"]
 
 ROOT = Path(__file__).parents[2]
 # Starts in a folder of its own, so that only the processes that it starts can be led astray.

@@ -53,7 +53,7 @@ from flyball_client.session.active_plan import compile_plan
 from flyball_client.session.plan_cursor import CompiledPlan
 from flyball_client.session.planner_link import PlannerLink
 from flyball_client.session.registration import JobRegistrar, named_start
-from flyball_client.steps.step_plans import StepPlan
+from flyball_client.steps.step_plans import PlanKey, StepLoad, StepPlan
 from flyball_wire import routes
 from flyball_wire.codec import encode
 from flyball_wire.messages import JobRegistration, RankRegistration, StepMeasurement
@@ -340,6 +340,20 @@ def test_a_helper_that_shows_no_life_is_killed_and_started_again(
             lambda: "gave no sign of life for 5 s and was killed" in log.text, "the line of the log"
         )
         wait_until(lambda: len(memory.measurements) == 3, "the steps")
+
+
+def test_a_rank_ends_though_another_thread_waits_for_a_frozen_helper_to_read(quick: None) -> None:
+    with helped_rank(honest(MemoryPlanner())) as (rank, _):
+        pid = helper_pid()
+        os.kill(pid, signal.SIGSTOP)
+        # More than a socket holds.
+        load = StepLoad(0, PlanKey(1, None), ((1.0,) * 500_000,), (1.0,), 0.0)
+        asking = threading.Thread(target=rank.link.ask, args=(load,))
+        asking.start()
+        rank.link.stop()
+        asking.join(10.0)
+        assert not asking.is_alive()
+        wait_until(lambda: is_gone(pid), "its end")
 
 
 def test_sessions_and_registrars_share_a_helper_that_signals_do_not_end() -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Self
 
 import pytest
-from tests.false_nvml.fixtures import false_nvml, false_nvml_library, loaded_nvml
 from tests.false_nvml.library import HIGHEST_MHZ, FalseNvml
 from tests.integration.command_in_process import document_of, flyball, refusal
 
@@ -24,8 +23,6 @@ from flyball_client.profiling.transitions.detection import Loop
 from flyball_client.profiling.transitions.measurement import calls_queue, measure_transitions
 from flyball_profiles.examples import example_profile_path
 from flyball_profiles.gpu_windows import gpu_window_of, read_transitions
-
-__all__ = ["false_nvml", "false_nvml_library", "loaded_nvml"]
 
 COMMAND = ("profile", "transitions")
 

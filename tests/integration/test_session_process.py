@@ -9,14 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.false_nvml.fixtures import false_nvml, false_nvml_library
 from tests.false_nvml.library import FalseNvml
 from tests.governed_rank.processes import PATIENCE_S, wait_until
 
 from flyball_client.governor import shared_state as word
 from flyball_client.governor.lock_record import find_records
-
-__all__ = ["false_nvml", "false_nvml_library"]
 
 ROOT = Path(__file__).parents[2]
 RANK = (sys.executable, str(ROOT / "tests/governed_rank/session_rank.py"))

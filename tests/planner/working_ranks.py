@@ -57,6 +57,7 @@ class WorkingRanks:
         announced: what ranks announce of them; None: nothing.
         error: deviation of times that a microbatch's instructions share.
         slowdowns: times of a rank's instructions over those of other ranks; no entry: 1.
+        are_posted: false where the planner needs none of the steps.
     """
 
     services: JobServices
@@ -70,6 +71,7 @@ class WorkingRanks:
     own_error: float = 0.0
     slowdowns: Mapping[int, float] = field(default_factory=dict[int, float])
     waiting_power_w: float = 70.0
+    are_posted: bool = True
     step: int = 0
     parts: dict[int, RankPlan] = field(default_factory=dict[int, RankPlan])
     _chance: random.Random = field(default_factory=lambda: random.Random(5))
@@ -129,7 +131,7 @@ class WorkingRanks:
         ran = [self._ran(model, *each) for each in zip(factors, clocks, strict=True)]
         best = [self._ran(model, *each) for each in zip(factors, highest, strict=True)]
         time_s, highest_s = (max(max(ends) for ends, _, _ in all_) for all_ in (ran, best))
-        for dp_rank, (ends_s, durations_s, energies_j) in enumerate(ran):
+        for dp_rank, (ends_s, durations_s, energies_j) in enumerate(ran if self.are_posted else ()):
             for stage in range(self.num_stages):
                 self._post(
                     dp_rank,
@@ -177,7 +179,11 @@ class WorkingRanks:
             highest.append([of_node[0].clock_mhz for of_node in points])
             places = dag.alike[0]
             coefficients = dict(zip(places, map(WorkCoefficients._make, part.coefficients)))  # noqa: B905
-            factors = None if work is None else work_factors(dag, work, coefficients)
+            factors = (
+                None
+                if work is None
+                else work_factors(dag, work, coefficients, lengths_range=part.lengths_range)
+            )
             if factors is None:
                 continue
             delays = part.change_delays_s

@@ -61,11 +61,15 @@ class AnnouncedSteps:
             self._exchange.close()
 
     def announce(
-        self, step: int, work: Sequence[float | Sequence[float]], slowest_s: float | None
+        self,
+        step: int,
+        work: Sequence[float | Sequence[float]],
+        slowest_s: float | None,
+        coupling: Coupling | None,
     ) -> None:
         """Announce a step's work; what cannot be used is logged once."""
         if self._exchange is not None:
-            self._exchange.announce(step, work, slowest_s)
+            self._exchange.announce(step, work, slowest_s, coupling)
         elif not self._has_logged:
             self._has_logged = True
             _logger.warning("%s: announced work is not used without plan_steps", self._rank_name)

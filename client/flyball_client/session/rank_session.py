@@ -201,6 +201,7 @@ class RankSession:
         *,
         step: int | None = None,
         slowest_s: float | None = None,
+        coupling: Coupling | None = None,
     ) -> None:
         """Announce the work of a step to come, the earlier the better; see docs/steps.md.
 
@@ -213,9 +214,12 @@ class RankSession:
             step: Number of the step; None: the next one that begins.
             slowest_s: Time at the highest clocks of the job's slowest pipeline in this step, s,
                 where ranks have no other way to agree on it.
+            coupling: Where data-parallel ranks wait for each other in this step, for a rank that
+                is alone in its pipeline; None: as `plan_steps` has it.
         """
         if not self._is_closed:
-            self._steps.announce(self.next_step if step is None else step, work, slowest_s)
+            number = self.next_step if step is None else step
+            self._steps.announce(number, work, slowest_s, coupling)
 
     # ------------------------------------------------------------------ life
 

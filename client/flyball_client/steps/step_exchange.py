@@ -22,7 +22,7 @@ from contextlib import suppress
 from typing import NamedTuple, TypeVar
 
 from flyball_client.session.plan_cursor import CompiledPlan
-from flyball_client.steps.agreement import AgreementError, Pending, StepAgreement
+from flyball_client.steps.agreement import AgreementError, Coupling, Pending, StepAgreement
 from flyball_client.steps.rank_slowness import RankSlowness, Slowness
 from flyball_client.steps.step_plans import PlanKey, StepDeadlines, StepLoad, StepPlan
 from flyball_pipeline.errors import PipelineError
@@ -57,10 +57,11 @@ class _Announced(NamedTuple):
 
     work: StepWork
     slowest_s: float | None
+    coupling: Coupling | None
 
 
 class _Decided(NamedTuple):
-    """Clocks of a step, decided as the one before ends."""
+    """Clocks of a step, decided as the one before ends or as it begins."""
 
     step: int
     plan: PlanKey
@@ -142,7 +143,11 @@ class StepExchange:
     # ------------------------------------------------------------------ the hooks
 
     def announce(
-        self, step: int, work: Sequence[float | Sequence[float]], slowest_s: float | None
+        self,
+        step: int,
+        work: Sequence[float | Sequence[float]],
+        slowest_s: float | None = None,
+        coupling: Coupling | None = None,
     ) -> None:
         """Announce a step's work; what cannot be used is logged once, and the step has none."""
         self._announces = True
@@ -150,7 +155,7 @@ class StepExchange:
             number = operator.index(step)
             if slowest_s is not None and not 0 < slowest_s < math.inf:
                 raise PipelineError("must be a time above 0 s", field="slowest_s")
-            announced = _Announced(step_work(work), slowest_s)
+            announced = _Announced(step_work(work), slowest_s, coupling)
         except Exception as error:
             if not self._has_logged:
                 self._has_logged = True
@@ -195,14 +200,15 @@ class StepExchange:
     def clocks(self, plan: CompiledPlan, step: int) -> tuple[int, ...] | None:
         """Return the step's own clocks, or the highest where there are none, MHz.
 
-        The first call decides, as the step before ends. None: the step runs the plan's clocks,
-        since its planner gives no step clocks of its own, though it knows of the work.
+        Called as the step before ends, and as the step begins: clocks that have come meanwhile, as
+        of an epoch's first step, replace the highest. None: the step runs the plan's clocks, since
+        its planner gives no step clocks of its own, though it knows of the work.
         """
         key = PlanKey(plan.version, plan.plan_id)
         if not plan.has_step_plans:
             return plan.highest_mhz if self._is_unaware(key) else None
         decided = self._decided
-        if decided is None or (decided.step, decided.plan) != (step, key):
+        if decided is None or (decided.step, decided.plan) != (step, key) or decided.own is None:
             found_for, own = self._plans.pop(step, (None, None))
             if own is None or found_for != key or len(own.clocks_mhz) != len(plan.kinds):
                 own = None
@@ -353,7 +359,8 @@ class StepExchange:
             slowness[each.stage] = max(slowness[each.stage], each.slowness.at_highest)
             in_force_mhz[each.stage] = max(in_force_mhz[each.stage], each.last_mhz)
         caution = max(each.slowness.below for each in said)
-        load = StepLoad(step, plan, work, tuple(slowness), caution)
+        coupling = None if announced is None else announced.coupling
+        load = StepLoad(step, plan, work, tuple(slowness), caution, coupling)
         return load, tuple(in_force_mhz) if all(in_force_mhz) else ()
 
     def _keep_work(self, step: int, work: StepWork) -> None:

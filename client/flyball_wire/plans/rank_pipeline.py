@@ -33,6 +33,7 @@ def packed_pipeline(
     tail_s: float = 0.0,
     transfer_s: Sequence[float] = (),
     coefficients: Mapping[AlikeNodes, WorkCoefficients] | None = None,
+    lengths_range: tuple[float, float] | None = None,
     deadline_ratio: float = 1.0,
     reserve: StepReserve = NO_RESERVE,
     delays: ChangeDelays | None = None,
@@ -47,6 +48,7 @@ def packed_pipeline(
         tail_s: as in `RankPipeline`.
         transfer_s: as in `RankPipeline`.
         coefficients: by stage, kind and chunk, all of `points`; None: not known.
+        lengths_range: as in `RankPipeline`.
         deadline_ratio: as in `RankPipeline`.
         reserve: room for errors of the factors.
         delays: delays of clock changes; None: they change at once.
@@ -73,6 +75,7 @@ def packed_pipeline(
         tail_s=tail_s,
         transfer_s=tuple(transfer_s),
         coefficients=tuple(coefficients[place] for place in points) if coefficients else (),
+        lengths_range=lengths_range,
         deadline_ratio=deadline_ratio,
         reserve=(reserve.of_step, reserve.of_instruction),
         change_delays_s=None if delays is None else (delays.up_s, delays.down_s),

@@ -35,11 +35,11 @@ from flyball_integrations.data_parallel.rank_waits import RankWaits, coupling_of
 from flyball_integrations.shared.attach_options import AttachOptions, check_options
 from flyball_integrations.shared.attachment import Overrides, RankEnds, RankLayout
 from flyball_integrations.shared.device_hooks import DeviceHooks
-from flyball_integrations.shared.step_loader import (
+from flyball_integrations.shared.loading.step_loader import StepLoader
+from flyball_integrations.shared.loading.step_work import (
     BatchLengths,
     PipelineAnnouncer,
     StepAnnouncer,
-    StepLoader,
     read_lengths,
 )
 from flyball_integrations.shared.whole_steps import STEP, WholeSteps
@@ -100,8 +100,9 @@ class _WholeStepAnnouncer:
 class _MicrobatchAnnouncer(PipelineAnnouncer):
     """Announcer of steps whose microbatches' forwards and backwards are instructions.
 
-    A deadline for each would let a step take longer where ranks meet only at its end. So nothing
-    is announced before a step has shown that they meet in each microbatch.
+    Nothing is announced before a step has shown where ranks meet. Where DistributedDataParallel
+    averages in the last microbatch alone, as with `no_sync`, the step has one deadline: several
+    would let it take longer.
 
     Args:
         session: session of the rank.
@@ -115,19 +116,24 @@ class _MicrobatchAnnouncer(PipelineAnnouncer):
     ) -> None:
         super().__init__(session, hooks)
         self._steps = steps
-        self._is_alone = coupling == "step"
+        self._coupling = coupling
         self._is_over = False
 
     def announce(self, work: Sequence[BatchLengths], step: int) -> None:
         """Announce a step by the lengths of each microbatch."""
-        if self._steps.meets_in_each is False and not (self._is_alone or self._is_over):
+        meetings, coupling = self._steps.meetings, self._coupling
+        if coupling != "step" and not meetings.are_known:
+            return
+        if coupling == "backward" and meetings.at_ends and not meetings.in_each:
+            coupling = "step"
+        if coupling == "step" or meetings.in_each:
+            self._session.announce_step(work, step=step, coupling=coupling)
+        elif not self._is_over:
             self._is_over = True
             _logger.warning(
-                "steps are no longer announced: ranks do not wait for each other in each"
-                " microbatch, as with no_sync(); call attach without num_microbatches"
+                "steps are no longer announced: ranks wait for each other in some microbatches and"
+                " not in others"
             )
-        if self._is_alone or self._steps.meets_in_each:
-            super().announce(work, step)
 
 
 def whole_work(batches: Sequence[BatchLengths]) -> BatchLengths:
@@ -170,7 +176,7 @@ def attach(
         cp_rank: likewise in context parallelism.
         initial_step: number of the first step, where training resumes.
         num_microbatches: number of batches in a step, each a call of the model and a backward,
-            where ranks meet in each: FSDP2, or DistributedDataParallel without `no_sync`. Each
+            where ranks meet in each, as FSDP2's do, or in the last one, as with `no_sync`. Each
             forward and each backward then has a clock of its own. None: the step has one.
         options: how to plan, and the rank's planner and GPU;
             `help("flyball_integrations.shared.attach_options")` describes them.

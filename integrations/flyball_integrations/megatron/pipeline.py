@@ -44,8 +44,9 @@ from flyball_integrations.shared.attach_options import (
 )
 from flyball_integrations.shared.attachment import Overrides, RankEnds, RankLayout
 from flyball_integrations.shared.device_hooks import DeviceHooks
+from flyball_integrations.shared.loading.microbatch_reader import MicrobatchReader
+from flyball_integrations.shared.loading.step_work import PipelineAnnouncer
 from flyball_integrations.shared.one_order import on_all_ranks_or_none, order_text
-from flyball_integrations.shared.step_loader import MicrobatchReader, PipelineAnnouncer
 from flyball_integrations.shared.whole_steps import WholeSteps
 from flyball_pipeline.schedule import Schedule
 from flyball_wire.messages import JobRegistration, Profiling

@@ -30,14 +30,14 @@ from flyball_integrations.shared.attach_options import (
     check_options,
 )
 from flyball_integrations.shared.attachment import Overrides, RankEnds, RankLayout
-from flyball_integrations.shared.one_order import on_all_ranks_or_none, order_text
-from flyball_integrations.shared.run_order import order_to_run
-from flyball_integrations.shared.step_loader import (
+from flyball_integrations.shared.loading.step_loader import StepLoader
+from flyball_integrations.shared.loading.step_work import (
     MicrobatchLengths,
-    StepLoader,
     WholeBatchAnnouncer,
     split_lengths,
 )
+from flyball_integrations.shared.one_order import on_all_ranks_or_none, order_text
+from flyball_integrations.shared.run_order import order_to_run
 from flyball_integrations.torch.private_schedules import (
     Computation,
     PipelineSchedule,

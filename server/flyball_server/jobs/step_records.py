@@ -145,6 +145,12 @@ class StepRecord(Record):
         for name in _STEP_COUNTS:
             check_count(name, getattr(self, name))
 
+    @property
+    def num_lost_clocks(self) -> int:
+        """Return the number of clock readings below the plan's that no limit explains."""
+        num_capped = self.num_power_capped + self.num_thermally_capped
+        return max(self.num_clock_misses - num_capped, 0)
+
 
 @dataclass(frozen=True, kw_only=True)
 class StepTotals(Record):

@@ -5,12 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests.unit.client.memory_planner import MemoryPlanner, SessionMaker
 from tests.unit.client.recording_gpu import RecordingGpu
-from tests.unit.client.test_rank_session import run_step, wait_until
 
 from flyball_client.gpu._base import GpuError
-from flyball_client.session import conditions_watch
 from flyball_client.session.conditions_watch import READ_PERIOD_S, ConditionsWatch
 from flyball_profiles.gpu_conditions import GpuConditions
 
@@ -63,20 +60,3 @@ def test_what_cannot_be_read_any_more_is_as_it_was(
     moments.now_s += READ_PERIOD_S
     assert watch.read_if_due() is None
     assert ConditionsWatch(None, rank_name="job j rank 1").read_if_due() is None
-
-
-def test_a_session_registers_and_posts_them(
-    gpu: RecordingGpu,
-    planner: MemoryPlanner,
-    make_session: SessionMaker,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(conditions_watch, "READ_PERIOD_S", 0.0)
-    gpu.gpu_conditions = FULL
-    with make_session(gpu) as session:
-        run_step(session)
-        gpu.gpu_conditions = CAPPED
-        run_step(session)
-        wait_until(planner, lambda: len(planner.measurements) == 2)
-    assert planner.registrations[0].conditions == FULL.at_rest
-    assert [planner.measurements[step].conditions for step in (0, 1)] == [FULL, CAPPED]

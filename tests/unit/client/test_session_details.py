@@ -34,29 +34,6 @@ def posted(
     return tuple(measured for _, measured in sorted(planner.measurements.items())), session.history
 
 
-def test_a_step_runs_its_row_of_the_cycle_also_after_a_late_start_and_a_lost_step(
-    planner: MemoryPlanner, gpu: RecordingGpu, make_session: SessionMaker
-) -> None:
-    planner.name_first_step(planner.publish(*PLAN, cycle_mhz=CYCLE_MHZ), 10)
-    with make_session(gpu, initial_step=9) as session:
-        wait_until(planner, lambda: len(session.plans) > 0)
-        run_step(session)  # before the plan's first step
-        assert gpu.told == [1400]
-        run_step(session)
-        assert gpu.told == [1400, 1200]  # the second row's first
-        session.on_step_begin()
-        session.on_step_failed()  # step 11, with the second row
-        run_step(session)
-        assert gpu.told[-2:] == [900, 1400]
-        for _ in range(2):  # steps 13 and 14
-            run_step(session)
-        assert gpu.told[-3:] == [1400, 1200, 900]
-    with make_session(late := RecordingGpu(), initial_step=14) as session:
-        wait_until(planner, lambda: len(session.plans) > 0)
-        run_step(session)
-        assert late.told == [1200, 900]
-
-
 @pytest.mark.parametrize("detail", list(MeasurementDetail))
 def test_single_instructions_are_posted_of_a_plans_second_steps_whatever_the_detail(
     planner: MemoryPlanner,

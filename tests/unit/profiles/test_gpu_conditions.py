@@ -70,7 +70,7 @@ def test_a_text_that_is_none_is_refused_with_its_line(text: str, fault: str) -> 
 
 
 def test_a_limit_that_is_rounded_is_the_same_and_what_is_unknown_has_not_changed() -> None:
-    rounded = replace(H100, power_limit_w=699.9, ecc=None)
+    rounded = replace(H100, power_limit_w=699.9, memory_clock_mhz=2618, ecc=None)
     assert changes(H100, rounded) == changes(rounded, H100) == ()
     assert changes(GpuConditions(), H100) == ()
 

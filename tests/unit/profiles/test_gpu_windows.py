@@ -43,6 +43,9 @@ def test_a_name_before_the_hyphen_means_the_only_variant_or_lists_them(tmp_path:
         load_gpu_window("H100")
     variants = "h100-nvl, h100-pcie, h100-sxm"
     assert str(raised.value) == f"GPU 'H100' may be {variants}; name one of them"
+    with pytest.raises(GpuTableError, match="may be rtx-pro-6000, rtx3090, rtx4090, rtx5090; "):
+        load_gpu_window("rtx")
+    assert load_gpu_window("rtx-pro").name == "rtx-pro-6000"
     (tmp_path / "x9-sxm.toml").write_text(NEW_GPU, encoding="utf-8")
     assert load_gpu_window("x9", folder=tmp_path).name == "x9-sxm"
     # A file of that very name counts before its variants.

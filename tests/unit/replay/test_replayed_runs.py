@@ -177,13 +177,6 @@ def test_the_figures_are_those_of_the_runs_and_the_text_has_them() -> None:
     assert "emulated" in replay_text(replayed({**synthetic_document(), "emulated": True}))
 
 
-def test_a_replay_of_all_runs_shows_no_error() -> None:
-    recording = recording_of(synthetic_document(count=5))
-    result = replay(recording, range(5))
-    assert (result.mean_absolute_error_percent.time, result.unchanged.energy) == (0, 0)
-    assert "every run was fitted" in replay_text(result)
-
-
 @pytest.mark.parametrize("scale", [0.01, 100.0])
 def test_errors_do_not_depend_on_the_unit_of_energy(scale: float) -> None:
     document = synthetic_document(noise_percent=0.5)

@@ -16,7 +16,7 @@ from tests.planner.use_cases import put_profile, register_job
 from tests.planner.working_ranks import Lengths, WorkingRanks, WorkingStep
 
 from flyball_pipeline.retiming import MAX_INSTRUCTIONS
-from flyball_pipeline.work import WorkCoefficients, step_work
+from flyball_pipeline.work import WorkCoefficients, has_lengths_outside, step_work
 from flyball_profiles.stage_profile import StageProfile
 from flyball_profiles.stage_profile_csv import parse_stage_profile
 from flyball_server.jobs.errors import UnrecordedRunsError
@@ -27,8 +27,7 @@ from flyball_server.jobs.findings.work_drift import WorkDriftReconciler, with_dr
 from flyball_server.jobs.loop_state import JobLoopState, PlanningInputs, StageSlowdown, WorkModel
 from flyball_server.jobs.measurements.announced_work import (
     following,
-    has_other_lengths,
-    is_of_few_lengths,
+    known_lengths,
     no_step_plans,
 )
 from flyball_server.jobs.measurements.step_reading import read_fold
@@ -86,7 +85,7 @@ def job(services: JobServices, changes: dict[str, Any] | None = None, **ranks: A
     spec = {
         "num_stages": NUM_STAGES,
         "num_microbatches": NUM_MICROBATCHES,
-        "num_ranks": NUM_STAGES * NUM_PIPELINES,
+        "num_ranks": NUM_STAGES * ranks.get("num_pipelines", NUM_PIPELINES),
         "effort": "low",
         "reserve": 0.0,
         "transition_ms": None if "gpu" in (changes or {}) else 0.0,  # given: at once
@@ -272,7 +271,7 @@ def test_parts_too_large_for_ranks_keep_the_highest_clocks_with_one_note(
     services: JobServices, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rank_plans, "MAX_PART_BYTES", 6000)
-    working = job(services, error=0.01)
+    working = job(services, error=0.01, num_pipelines=1)
     assert measured(working) == 2
     assert working.parts[0].pipeline is None
     assert get_plan(services, "job", 2).plan.policy == "baseline"
@@ -287,7 +286,7 @@ def test_a_part_without_its_pipeline_has_the_highest_clocks(
     services: JobServices, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A later plan may take more bytes than the one that was looked at."""
-    working = job(services, error=0.01)
+    working = job(services, error=0.01, num_pipelines=1)
     measured(working)
     monkeypatch.setattr(rank_plans, "MAX_PART_BYTES", 6000)
     record, state = get_plan(services, "job", 2), loop_state(services)
@@ -424,7 +423,7 @@ def test_a_job_that_ends_to_announce_follows_one_plan_again(services: JobService
 def test_a_job_that_ends_to_announce_in_a_version_says_so_and_may_begin_again(
     services: JobServices,
 ) -> None:
-    working = job(services, error=0.01)
+    working = job(services, error=0.01, num_pipelines=1)
     measured(working)
     measured(working, 17)
     version = working.newest
@@ -453,7 +452,7 @@ def test_a_job_that_ends_to_announce_in_a_version_says_so_and_may_begin_again(
 
 def test_a_job_that_ends_to_announce_often_waits_longer_to_begin(services: JobServices) -> None:
     """After two models 16 steps of a version are 64."""
-    working = job(services, {"num_ranks": 2}, num_pipelines=1, announced=lambda _: None)
+    working = job(services, num_pipelines=1, announced=lambda _: None)
     measured(working)
     measured(working, 17)
     version, begun = working.newest, get_plan(services, "job", working.newest).first_step
@@ -473,7 +472,7 @@ def test_a_job_that_ends_to_announce_often_waits_longer_to_begin(services: JobSe
 def test_a_single_step_of_absurd_number_begins_nothing(
     services: JobServices, has_version: bool
 ) -> None:
-    working = job(services, announced=lambda _: None)
+    working = job(services, announced=lambda _: None, num_pipelines=1)
     measured(working)
     version, far = working.newest, 10**12
     record = StepRecord(
@@ -721,9 +720,13 @@ def test_factors_of_equal_lengths_are_measured_anew_for_other_ones(services: Job
     first = work_of(services)
     assert first is not None
     assert first.lengths_range == (1000.0, 1000.0)
-    version = working.newest
+    version, part = working.newest, working.parts[0].pipeline
+    assert part is not None
+    assert part.lengths_range == pytest.approx((1000 / 1.5, 1500))
+    assert [step.clocks_mhz for step in working.run(1)] != [{1400}]
+    # Until the next version they run at the highest clocks, and not at what a wrong slope says.
     working.draw = lengths_of
-    working.run(1)
+    assert [step.clocks_mhz for step in working.run(2)] == [{1400}] * 2
     reconciled(services)
     assert working.take() == version + 1
     assert [step.clocks_mhz for step in working.run(2)] == [{1400}] * 2
@@ -737,12 +740,15 @@ def test_factors_of_equal_lengths_are_measured_anew_for_other_ones(services: Job
 
 def test_lengths_far_outside_a_narrow_range_are_other_ones() -> None:
     narrow = WorkModel(**vars(MODEL) | {"lengths_range": (1000.0, 1400.0)})
-    assert is_of_few_lengths(narrow)
-    assert not is_of_few_lengths(MODEL)  # of factors alone
-    assert not is_of_few_lengths(replace(narrow, lengths_range=(1000.0, 1600.0)))
+    known = known_lengths(narrow)
+    assert known == pytest.approx((1000 / 1.5, 2100.0))
+    assert known_lengths(MODEL) is None  # of factors alone
+    assert known_lengths(replace(narrow, lengths_range=(1000.0, 1600.0))) is None
     inside = [step_work([[1500.0], [700.0]]), step_work([3.0])]
-    assert [has_other_lengths(narrow, each) for each in inside] == [False, False]
-    assert has_other_lengths(narrow, step_work([[1200.0], [2200.0]]))
-    assert has_other_lengths(narrow, step_work([[600.0]]))
+    assert [has_lengths_outside(each, known) for each in inside] == [False, False]
+    assert has_lengths_outside(step_work([[1200.0], [2200.0]]), known)
+    assert has_lengths_outside(step_work([[600.0]]), known)
+    assert not has_lengths_outside(step_work([[600.0]]), None)
     # A second time takes more.
-    assert not has_other_lengths(replace(narrow, num_before=1), step_work([[600.0], [3000.0]]))
+    later = known_lengths(replace(narrow, num_before=1))
+    assert not has_lengths_outside(step_work([[600.0], [3000.0]]), later)

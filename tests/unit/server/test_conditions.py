@@ -22,7 +22,7 @@ from flyball_server.jobs.conditions import reconciler
 from flyball_server.jobs.conditions.changes import (
     ProfiledConditions,
     changed_ranks,
-    with_conditions,
+    stage_conditions,
 )
 from flyball_server.jobs.conditions.reconciler import (
     SETTLE_S,
@@ -377,10 +377,9 @@ def test_a_measured_profile_is_of_what_all_ranks_of_a_stage_have_in_common() -> 
         rank_record(1, conditions=H100),
         rank_record(2, stage=1, conditions=CAPPED),
     ]
-    found = with_conditions(two_stages(), ranks).conditions
-    assert found == (H100, replace(H100, power_limit_w=None))
+    assert stage_conditions(ranks, 2) == (H100, replace(H100, power_limit_w=None))
     ranks.append(rank_record(3, stage=0))
-    assert with_conditions(two_stages(), ranks).conditions[0] is None
+    assert stage_conditions(ranks, 2)[0] is None
 
 
 def test_the_power_of_a_stage_is_that_of_one_gpu_while_it_computes() -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import fmean
 
 from flyball_profiles.gpu_conditions import (
@@ -11,6 +12,7 @@ from flyball_profiles.gpu_conditions import (
     GpuConditions,
     changes,
     common_conditions,
+    is_known,
 )
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.jobs.loop_state import ChangedConditions
@@ -25,11 +27,12 @@ _MOST_LINES = 3
 
 @dataclass(frozen=True, kw_only=True)
 class ProfiledConditions:
-    """Conditions that a profile was measured under.
+    """Conditions that a profile was measured under, or is being measured under.
 
     Attributes:
         of_stages: by stage; None: not recorded.
-        power_w: by stage, highest mean power of an instruction on a GPU of the stage, W.
+        power_w: by stage, highest mean power of an instruction on a GPU of the stage, W; infinite
+            while it is not known.
     """
 
     of_stages: tuple[GpuConditions | None, ...]
@@ -43,6 +46,13 @@ class ProfiledConditions:
         stages = range(profile.num_stages)
         power_w = tuple(_highest_power_w(profile, stage) for stage in stages)
         return cls(of_stages=profile.conditions, power_w=power_w)
+
+    @classmethod
+    def of_probing(cls, of_stages: tuple[GpuConditions | None, ...]) -> ProfiledConditions | None:
+        """Return those of a profile that is being measured; None: none are known."""
+        if not is_known(of_stages):
+            return None
+        return cls(of_stages=of_stages, power_w=(math.inf,) * len(of_stages))
 
     def changes_of(self, stage: int, now: GpuConditions) -> tuple[ConditionChange, ...]:
         """Return what differs on a GPU of a stage."""
@@ -71,13 +81,14 @@ def _highest_power_w(profile: StageProfile, stage: int) -> float:
     )
 
 
-def with_conditions(profile: StageProfile, ranks: Sequence[RankRecord]) -> StageProfile:
-    """Return a profile with what the conditions of each stage's ranks have in common."""
-    of_stages = [
+def stage_conditions(
+    ranks: Sequence[RankRecord], num_stages: int
+) -> tuple[GpuConditions | None, ...]:
+    """Return what the conditions of each stage's ranks have in common; None: not known."""
+    return tuple(
         common_conditions(rank.conditions for rank in ranks if rank.stage == stage)
-        for stage in range(profile.num_stages)
-    ]
-    return replace(profile, conditions=tuple(of_stages))
+        for stage in range(num_stages)
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from flyball_pipeline.work import StepWork
+from flyball_pipeline.work import StepWork, has_lengths_outside
 from flyball_server.jobs.loop_state import JobLoopState, WorkModel
 from flyball_server.jobs.measurements.announced_work import (
     forgotten,
-    has_other_lengths,
-    is_of_few_lengths,
+    known_lengths,
     no_step_plans,
 )
 from flyball_server.jobs.records import JobRecord
@@ -56,8 +55,9 @@ def new_model(reader: JobReader, job: JobRecord, loop_state: JobLoopState) -> Wo
         works = _works(reader, job.job_id, steps)
         if len(works) == NUM_SILENT_STEPS and not any(works.values()):
             return not_announced(known)
-    is_used = known == loop_state.planned_inputs.step_work and is_of_few_lengths(known)
-    is_other = is_used and any(has_other_lengths(known, each) for each in announced)
+    if known != loop_state.planned_inputs.step_work:
+        return None
+    is_other = any(has_lengths_outside(each, known_lengths(known)) for each in announced)
     return forgotten(known) if is_other else None
 
 

@@ -170,7 +170,7 @@ def rank_step(
     """
     if record.plan_version is None or record.num_unplanned or record.num_overruns:
         return None
-    if record.num_clock_misses > record.num_power_capped + record.num_thermally_capped:
+    if record.num_lost_clocks:
         return None
     if detail.work is None:
         by_kind = _times_of_kinds(detail, times_s)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from flyball_server.jobs.conditions.reconciler import ConditionsReconciler
 from flyball_server.jobs.findings.delays import DelayReconciler
 from flyball_server.jobs.findings.placement import PlacementReconciler
+from flyball_server.jobs.findings.step_power import StepPowerReconciler
 from flyball_server.jobs.findings.stragglers import StragglerReconciler
 from flyball_server.jobs.findings.work_drift import WorkDriftReconciler
 from flyball_server.jobs.measurements.pruning import PruningReconciler
@@ -29,6 +30,7 @@ def all_reconcilers() -> tuple[Reconciler, ...]:
         StragglerReconciler(),
         DelayReconciler(),
         WorkDriftReconciler(),
+        StepPowerReconciler(),
         ComparisonReconciler(),
         PlanReconciler(slots),
         ReconfigurationReconciler(),

@@ -72,6 +72,8 @@ class PlanToSolve:
     jitter: float = 0.0
     #: Announced work that steps' own plans are made from, in each rank; None: they get none.
     work: WorkModel | None = None
+    #: Factor of those plans' deadlines, which keeps a target `power:`.
+    deadline_factor: float = 1.0
     slowdowns: tuple[Slowdown, ...] = ()
     #: Number of data-parallel pipelines where slowdowns may differ between them, else 1.
     num_pipelines: int = 1
@@ -157,6 +159,8 @@ def plan_to_solve(
         delays,
         has_given_transitions=is_given,
     )
+    has_power = inputs.step_work is not None and parse_target(asked.target).kind == "power"
+    step_power = inputs.step_power if has_power else None
     detail = MeasurementDetail.INSTRUCTIONS if is_measured else MeasurementDetail.TOTALS
     if spec.adaptation == Adaptation.FRONTIER or inputs.step_work is not None:
         detail = MeasurementDetail.CLOCKS
@@ -174,6 +178,7 @@ def plan_to_solve(
         profile=profile,
         jitter=0.0 if delays is None else delays.jitter,
         work=inputs.step_work,
+        deadline_factor=1.0 if step_power is None else step_power.factor,
         measurement_detail=detail,
     )
 

@@ -156,9 +156,15 @@ class JobReader:
         return None if scope is None else EnergyScope(scope)
 
     def profiled_conditions(self, job_id: str) -> ProfiledConditions | None:
-        """Return the conditions that the job's profile was measured under; None: not recorded."""
-        text = self._value(PROFILES.c.conditions, job_id)
-        return None if text is None else profiled_conditions_of(text)
+        """Return the conditions that the job's profile was measured under; None: not recorded.
+
+        While a job is profiled online they are those of the measurement.
+        """
+        query = select(PROFILES.c.conditions).where(self._of(PROFILES, job_id))
+        row = self._connection.execute(query).one_or_none()
+        if row is None:
+            return ProfiledConditions.of_probing(self.find_loop_state(job_id).probed_under)
+        return None if row.conditions is None else profiled_conditions_of(row.conditions)
 
     def kept_profiles(self, job_id: str) -> tuple[StageProfile, ...]:
         """Return the newest profile of the job measured under each conditions, newest first."""
