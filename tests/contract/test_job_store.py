@@ -31,7 +31,8 @@ from flyball_server.jobs.loop_state import (
     RankSlowdown,
     WorkModel,
 )
-from flyball_server.jobs.records import NewestVersion, StepDetail, StepTotals
+from flyball_server.jobs.records import NewestVersion
+from flyball_server.jobs.step_records import StepDetail, StepTotals
 from flyball_server.jobs.store.contract import JobStore
 from flyball_server.jobs.store.sql.job_writer import MAX_KEPT_PROFILES
 from flyball_server.planning.planner import PlanRequest, make_plan

@@ -15,9 +15,10 @@ from flyball_pipeline.paths import earliest_finish_s
 from flyball_pipeline.retiming import RetimedPipeline, StepReserve, own_times, retime
 from flyball_pipeline.work import StepWork, WorkCoefficients, step_work, work_factors
 from flyball_profiles.stage_profile import StageProfile
-from flyball_server.jobs.records import RankRecord, StepDetail, StepRecord
+from flyball_server.jobs.records import RankRecord
 from flyball_server.jobs.registry.inspection import get_job, get_plan
 from flyball_server.jobs.services import JobServices
+from flyball_server.jobs.step_records import StepDetail, StepRecord
 from flyball_server.planning.documents.recorded_plan import model_of_plan
 from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_wire.plans.rank_pipeline import unpacked_pipeline

@@ -34,12 +34,12 @@ from flyball_server.jobs.measurements.step_reading import read_fold
 from flyball_server.jobs.measurements.timed_steps import MOST_TIMED_STEPS
 from flyball_server.jobs.reconcile.expiry import ExpiryReconciler
 from flyball_server.jobs.reconcile.plans import PlanReconciler
-from flyball_server.jobs.records import StepDetail, StepRecord
 from flyball_server.jobs.registry.inspection import get_job, get_plan, notes, require_job
 from flyball_server.jobs.registry.registration import leave_rank
 from flyball_server.jobs.savings.comparisons import start_comparison
 from flyball_server.jobs.savings.savings import savings_of
 from flyball_server.jobs.services import JobServices
+from flyball_server.jobs.step_records import StepDetail, StepRecord
 from flyball_server.jobs.versions import rank_plans
 from flyball_server.prometheus.job_families import job_families
 from flyball_server.views import job_reading

@@ -36,9 +36,9 @@ from flyball_server.jobs.measurements.measurements import (
     list_steps,
     store_together,
 )
-from flyball_server.jobs.records import StepDetail
 from flyball_server.jobs.registry.inspection import get_job
 from flyball_server.jobs.registry.registration import register_together
+from flyball_server.jobs.step_records import StepDetail
 from flyball_server.jobs.versions.plan_versions import HeldVersion, acknowledge_together
 from flyball_server.jobs.versions.rank_plans import PlanQuestion, RankPlans
 from flyball_server.kit.batcher import Batcher

@@ -26,7 +26,8 @@ from flyball_server.jobs.findings.step_ratios import (
     stage_work,
 )
 from flyball_server.jobs.loop_state import RankSlowdown, WorkModel
-from flyball_server.jobs.records import RankRecord, StepDetail
+from flyball_server.jobs.records import RankRecord
+from flyball_server.jobs.step_records import StepDetail
 from flyball_server.planning.model.simulator import simulate
 from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_wire.plan_options import Effort, PlanOptions, Policy

@@ -1,4 +1,4 @@
-"""What a job's newest steps announce: it begins or ends to, or its lengths are other ones."""
+"""News in the work that a job's newest steps announce: it begins, ends, or has other lengths."""
 
 from __future__ import annotations
 

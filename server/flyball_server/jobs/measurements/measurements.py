@@ -11,10 +11,11 @@ from flyball_server.jobs.bounds import check_text
 from flyball_server.jobs.errors import InvalidFieldError, JobsError, OtherStartError, UnknownError
 from flyball_server.jobs.measurements.pruning import merge_instructions, without_pruned
 from flyball_server.jobs.measurements.step_reading import add_post, place_of_post
-from flyball_server.jobs.records import JobRecord, StepDetail, StepRecord, identity_of
+from flyball_server.jobs.records import JobRecord, identity_of
 from flyball_server.jobs.registry.inspection import require_job
 from flyball_server.jobs.registry.rank_batch import RankBatch
 from flyball_server.jobs.services import JobServices
+from flyball_server.jobs.step_records import StepDetail, StepRecord
 from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.jobs.store.sql.job_writer import JobWriter
 from flyball_server.profiling.observations import DEFAULT_MAX_STEPS, MAX_WITH_WAITING
