@@ -108,6 +108,16 @@ def test_a_predicted_headline_says_why_it_is_not_measured(
     assert headline_of([], None, active_version=None) is None
 
 
+def test_a_plan_that_changes_nothing_is_not_said_to_be_measured() -> None:
+    same = replace(PREDICTED, saving_percent=1e-9, iteration_time_s=2.0)
+    found = headline_of([], same, active_version=1)
+    assert found is not None
+    assert (found.text, found.tone) == ("no change in energy or time", "none")
+    slower = headline_of([], replace(same, iteration_time_s=2.1), active_version=1)
+    assert slower is not None
+    assert slower.text == "no change in energy at 5.0 % more time"
+
+
 # ------------------------------------------------------------------ stragglers
 
 

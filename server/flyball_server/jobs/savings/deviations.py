@@ -156,8 +156,7 @@ def default_clocks_deviation(
             is_counted=True,
             text=(
                 f"{_counted(num_steps, 'step')} ran without a plan, at default clocks"
-                f" ({time_s:.1f} s{energy}). The nearest steps at the highest clocks are a"
-                " version's baseline, so these may be."
+                f" ({time_s:.1f} s{energy}). Such steps may serve as a baseline."
             ),
         ),
     )
