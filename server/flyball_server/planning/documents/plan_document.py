@@ -250,7 +250,7 @@ def plan_from_document(document: object) -> Plan:
     Raises:
         PlanningError: the document is not a plan; `field` says where.
     """
-    given = cast("dict[str, Any]", document) if isinstance(document, dict) else {}
+    given = _members(document)
     if given.get("policy") == PROBE_POLICY:
         probe = read_part(_ProbeDocument, document, "plan")
         return _plan(probe, (_pipeline(probe),), None, cycle_mhz=_cycle_of(probe))
@@ -259,6 +259,10 @@ def plan_from_document(document: object) -> Plan:
         return _plan(separate, _separate(separate.pipelines), _prediction(separate))
     plan = read_part(_PlanDocument, document, "plan")
     return _plan(plan, (_pipeline(plan),), _prediction(plan))
+
+
+def _members(document: object) -> dict[str, Any]:
+    return cast("dict[str, Any]", document) if isinstance(document, dict) else {}
 
 
 def read_part(kind: type[T], document: object, whole: str) -> T:
@@ -284,7 +288,7 @@ def _plan(
     prediction: Prediction | None,
     cycle_mhz: CycleClocks = (),
 ) -> Plan:
-    own = _shared(Plan, read) | {
+    own: dict[str, Any] = _shared(Plan, read) | {
         "pipelines": pipelines,
         "prediction": prediction,
         "cycle_mhz": cycle_mhz,
@@ -296,7 +300,7 @@ def _plan(
 
 
 def _prediction(read: _Figures) -> Prediction:
-    own = _shared(Prediction, read) | {
+    own: dict[str, Any] = _shared(Prediction, read) | {
         "baseline_iteration_time_s": read.baseline.iteration_time_s,
         "baseline_energy_j": read.baseline.energy_j,
         "stages": read.stage_predictions,
