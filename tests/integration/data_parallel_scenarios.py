@@ -475,7 +475,8 @@ def with_microbatches(kind: str, work_of: WorkOf, *, averages_each: bool = True)
         lengths=lambda batch: work_of(rank, batch // number, batch % number),
         accumulate=number,
     )
-    for _ in loader:
+    for batches in loader:
+        assert len(list(batches)) == number
         job.step()
         time.sleep(_EXCHANGE_S)
         num_own = [one.sm_clock_mhz for one in job.timings].count(900)

@@ -453,7 +453,18 @@ def test_the_next_step_is_read_batch_by_batch_while_this_one_runs(gives_lists: b
     assert announced.announced_in == [(7, 7), (8, 7), (9, 8)]
 
 
-def test_lists_of_batches_that_are_not_gone_through_have_all_of_them() -> None:
+def test_batches_taken_by_index_are_read_ahead_of_and_others_after_the_step() -> None:
+    loader, announced, num_read = Counted(12), Announced(), []
+    for batches in looked_ahead(loader, announced, num_batches=4):
+        if batches[0] == 0:
+            num_read = [(batches[index], loader.state["next"])[1] for index in (0, 1, -1)]
+        announced.train()
+    assert num_read == [5, 6, 8]
+    # Of the second step none is taken but the first, so the third is read after it.
+    assert announced.announced_in == [(7, 7), (8, 7), (9, 9)]
+
+
+def test_lists_of_batches_are_like_others() -> None:
     announced = Announced()
     found = []
     for batches in looked_ahead(range(8), announced, num_batches=4):

@@ -179,6 +179,7 @@ def test_parts_that_go_down_a_rank_and_up_again_are_refused() -> None:
         ([1, {"ph": "X", "name": 3}], "no range is called as an instruction"),
         ([span("Forward 0", 0, 1) | {"ts": "now"}], "traceEvents.0..ts must be a number of us"),
         ([span("Forward 0", 0, float("inf"))], "traceEvents.0..dur must be a number of us"),
+        ([span("Forward 0", 10**400, 1)], "traceEvents.0..ts must be a number of us"),
         (
             [span("Forward 0", 0, 10), span("Backward 0", 5, 10)],
             "'Backward 0' at 0.005 ms begins before 'Forward 0' at 0.000 ms has ended",

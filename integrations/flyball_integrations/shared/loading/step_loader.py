@@ -97,12 +97,12 @@ class StepLoader(Generic[B]):
                 step = announcer.next_step
                 if step != announced:
                     self._announce(announcer, own.now, step)
-                announced = step + 1
             if announcer is None or is_last:
                 yield from self._given(own)
                 own.fill(self._num_batches)
                 announced = None
             else:
+                announced = step + 1
                 ahead = _ReadAhead(own, self._num_batches, self._announcing(announcer, announced))
                 yield from self._given(own, ahead)
                 ahead.finish()
@@ -121,25 +121,24 @@ class StepLoader(Generic[B]):
 
     def _given(self, own: _Pass[B], ahead: _ReadAhead[B] | None = None) -> Iterator[Any]:
         """Yield what a step is given, of which what was given is removed."""
+        read = list(own.now)
+        giving = partial(self._give, read, ahead)
         if self._gives_lists:
-            read = list(own.now)
             own.now.clear()
             if read:
-                yield _Batches(
-                    (each.batch for each in read), partial(self._gone_through, read, ahead)
-                )
+                yield _Batches((each.batch for each in read), giving)
             return
-        while own.now:
-            yield from self._gone_through([own.now.popleft()], ahead)
+        for number, each in enumerate(read):
+            own.now.popleft()
+            giving(number)
+            yield each.batch
 
-    def _gone_through(self, read: Sequence[_Read[B]], ahead: _ReadAhead[B] | None) -> Iterator[B]:
-        """Yield batches, each where accelerate's loader would be with it, and read ahead."""
-        for batch, is_last in read:
-            if ahead is not None:
-                ahead.go_on()
-            if hasattr(self._loader, _IS_LAST):
-                setattr(self._loader, _IS_LAST, is_last)
-            yield batch
+    def _give(self, read: Sequence[_Read[B]], ahead: _ReadAhead[B] | None, number: int) -> None:
+        """Read ahead with a batch of a step; accelerate's loader is then where it would be."""
+        if ahead is not None:
+            ahead.go_on(number)
+        if hasattr(self._loader, _IS_LAST):
+            setattr(self._loader, _IS_LAST, read[number].is_last)
 
     def _announcing(
         self, announcer: StepAnnouncer, step: int
@@ -237,13 +236,12 @@ class _ReadAhead(Generic[B]):
         self._own = own
         self._num_batches = num_batches
         self._then = then
-        self._num_now, self._num_given = len(own.now), 0
+        self._num_now = len(own.now)
         self._is_over = False
 
-    def go_on(self) -> None:
-        """Read what belongs to the batch of this step that is given now."""
-        self._num_given += 1
-        self._read_to(math.ceil(self._num_given * self._num_batches / self._num_now))
+    def go_on(self, number: int) -> None:
+        """Read what belongs to a batch of this step, which is given now."""
+        self._read_to(math.ceil((1 + number) * self._num_batches / self._num_now))
 
     def finish(self) -> None:
         """Read what is left of it."""
@@ -265,29 +263,36 @@ class _ReadAhead(Generic[B]):
 
 
 class _Batches(list[Any]):
-    """Batches of a step; as they are gone through, those of the next one are read.
+    """Batches of a step; as they are taken, in a loop or by index, those of the next one are read.
 
     Each tells accelerate's loader whether it is the last one: `Accelerator.accumulate` ends a step
     there. Copies are plain lists, and for torch's trees it is one.
 
     Args:
         batches: of the step.
-        gone_through: yields them; None: as a list does.
+        giving: called with the number of each, before it is taken.
     """
 
     def __init__(
-        self,
-        batches: Iterable[Any],
-        gone_through: Callable[[], Iterator[Any]] | None = None,
+        self, batches: Iterable[Any], giving: Callable[[int], None] = lambda _: None
     ) -> None:
         super().__init__(batches)
-        self._gone_through = gone_through
+        self._giving = giving
 
     def __iter__(self) -> Iterator[Any]:
-        return super().__iter__() if self._gone_through is None else self._gone_through()
+        for number, batch in enumerate(super().__iter__()):
+            self._giving(number)
+            yield batch
+
+    def __getitem__(self, index: Any) -> Any:  # noqa: ANN401 - a number or a slice
+        found = super().__getitem__(index)
+        numbers = range(len(self))[index]
+        for number in numbers if isinstance(numbers, range) else [numbers]:
+            self._giving(number)
+        return found
 
     def __reduce__(self) -> tuple[type[list[Any]], tuple[list[Any]]]:
-        return list, (self[:],)
+        return list, (super().__getitem__(slice(None)),)
 
 
 register_pytree_node(

@@ -31,6 +31,8 @@ GROUPS = ("microbatch", "stage")
 """Groups of the expressions: the microbatch, and the part of the model, counted from 0."""
 
 _KINDS = tuple(kind for kind in InstructionKind if kind != STEP)
+# Thirty thousand years; beyond it is no time.
+_MAX_TIME_US = 1e18
 _KERNEL, _OPERATOR, _OF_DEVICE = "kernel", "cpu_op", "gpu_user_annotation"
 _EXCHANGES = re.compile(r"nccl|rccl|c10d::|gloo:", re.IGNORECASE)
 # Names of torch.distributed.pipelining: GPipe's, and those of the schedules in its runtime.
@@ -228,11 +230,12 @@ class _Events:
         launched_us = {
             _correlation(event): _time_us(number, event, "ts")
             for number, event in self._all
-            if str(event.get("cat")).endswith(("_runtime", "_driver"))
+            if str(event.get("cat")).endswith(("_runtime", "_driver")) and _correlation(event)
         }
         for number, event in self._all:
-            if event.get("cat") == _KERNEL and _correlation(event) in launched_us:
-                yield launched_us[_correlation(event)], self._range(number, event)
+            launch_us = launched_us.get(_correlation(event))
+            if event.get("cat") == _KERNEL and launch_us is not None:
+                yield launch_us, self._range(number, event)
 
     def _range(self, number: int, event: Mapping[str, Any]) -> _Range:
         begin_us, time_us = _time_us(number, event, "ts"), _time_us(number, event, "dur")
@@ -241,14 +244,14 @@ class _Events:
 
 def _time_us(number: int, event: Mapping[str, Any], key: str) -> float:
     found = event.get(key, 0 if key == "dur" else None)
-    if not isinstance(found, int | float) or not abs(found) < math.inf:
+    if not isinstance(found, int | float) or not abs(found) < _MAX_TIME_US:
         raise RecordingError(f"traceEvents[{number}].{key} must be a number of us")
     return float(found)
 
 
 def _correlation(event: Mapping[str, Any]) -> str:
     arguments = event.get("args")
-    return f"{arguments.get('correlation') if isinstance(arguments, dict) else None}"
+    return str(arguments.get("correlation", "")) if isinstance(arguments, dict) else ""
 
 
 def _times_s(ranges: Sequence[_Range], events: _Events) -> list[float]:
@@ -275,10 +278,10 @@ def _steps_of(
     Without ranges of steps, a step begins where one of its instructions comes again.
     """
     marks: list[tuple[_Range, int]] = []
-    for each in sorted(events.ranges(), key=lambda each: each.begin_us):
-        is_step, number = names.step_of(each.name)
+    for mark in sorted(events.ranges(), key=lambda each: each.begin_us):
+        is_step, number = names.step_of(mark.name)
         if is_step:
-            marks.append((each, len(marks) if number is None else number))
+            marks.append((mark, len(marks) if number is None else number))
     if not marks and any(each.microbatch is None for each in named):
         raise RecordingError(
             "no range is called as a step, and names have no microbatch; give --trace-names"
