@@ -121,12 +121,13 @@ def training(
     **options: Any,  # noqa: ANN401 - as JobRegistration has them
 ) -> Iterator[Job]:
     """Ranks of a job with these options, each on a GPU of one node."""
+    given: dict[str, Any] = {"transition_ms": 1e3 * DELAY_S, "effort": Effort.LOW}
     registration = JobRegistration(
         num_stages=NUM_STAGES,
         num_microbatches=NUM_MICROBATCHES,
         blocking_power_w=(BLOCKING_POWER_W,),
         emulated=True,
-        **{"transition_ms": 1e3 * DELAY_S, "effort": Effort.LOW} | options,
+        **given | options,
     )
     url = str(planner.http.base_url)
     with PlannerClient(url) as client:
