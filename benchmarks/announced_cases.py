@@ -34,6 +34,14 @@ def points(shortest_s: float, scaling: float, num_gpus: int) -> tuple[OperatingP
     return tuple(found)
 
 
+def sequence_lengths(draw: random.Random) -> list[int]:
+    """Return the lengths of a microbatch's sequences: log-normal, a heavy tail."""
+    return [
+        min(4096, 1 + int(draw.lognormvariate(math.log(MEAN_TOKENS), 0.9)))
+        for _ in range(NUM_SEQUENCES)
+    ]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Case:
     """A training whose steps differ.
@@ -70,15 +78,9 @@ class Case:
         )
 
     def lengths(self, step: int, pipeline: int) -> list[list[int]]:
-        """Return by microbatch the lengths of a step's sequences: log-normal, a heavy tail."""
+        """Return by microbatch the lengths of a step's sequences."""
         draw = random.Random(f"{SEED} {step} {pipeline}")
-        return [
-            [
-                min(4096, 1 + int(draw.lognormvariate(math.log(MEAN_TOKENS), 0.9)))
-                for _ in range(NUM_SEQUENCES)
-            ]
-            for _ in range(self.num_microbatches)
-        ]
+        return [sequence_lengths(draw) for _ in range(self.num_microbatches)]
 
     def factor(self, step: int, pipeline: int, microbatch: int) -> float:
         """Return the time of a microbatch's instructions over that in the profile."""

@@ -1,6 +1,7 @@
 """A loop that is bound by its launches, by turns with steps that are planned beside it and without.
 
-`announced_steps.py` measures it; this starts `launch_bound_loop.py NUM_MICROBATCHES URL FOLDER`.
+It is the first rank of a pipeline whose plan this serves, so that nothing else computes meanwhile:
+`announced_steps.py` measures it, and starts `launch_bound_loop.py PIPELINE URL FOLDER`.
 """
 
 from __future__ import annotations
@@ -10,32 +11,46 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from announced_cases import BLOCKING_POWER_W, HIGHEST_MHZ, SEED, points
-from benchmark_report import Interval, Limit, at_most
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import httpx
+from tests.planner.hostile import HostilePlanner, Request, hostile_planner, whole
+from tests.unit.client.memory_planner import JOB_ID, MemoryPlanner
+
+from announced_cases import BLOCKING_POWER_W, HIGHEST_MHZ, SEED, TRUE, points, sequence_lengths
+from benchmark_report import Interval, Limit, at_most, show_progress
 from flyball_client.api.planner_client import PlannerClient
 from flyball_client.gpu._base import ClockLimit
 from flyball_client.session.rank_session import RankSession
 from flyball_lab.demo.options import child_environment
-from flyball_pipeline.instruction import InstructionKind
+from flyball_pipeline.clock_rounding import ChangeDelays
+from flyball_pipeline.instruction import InstructionKind, equal_stages
+from flyball_pipeline.schedule import Schedule
+from flyball_pipeline.schedules.inputs import ScheduleInputs
+from flyball_pipeline.schedules.table import make_schedule
+from flyball_pipeline.step_curves import ClockPoint
 from flyball_profiles.gpu_conditions import GpuConditions
-from flyball_profiles.stage_profile import StageProfile
-from flyball_wire.messages import JobRegistration
+from flyball_wire.plans.rank_pipeline import packed_pipeline
 from measured_process import run_process
-from served_planner import put_profile_of_job, served_planner
 
-JOB_ID = "loop"
-# Number of microbatches of one stage, which has as many instructions, and the limit in %.
-LOOPS = {"2 x 8": (16, 0.2), "16 x 64": (1024, 0.5)}
-STEP_S, BLOCK_STEPS, NUM_ROUNDS = 0.3, 3, 50
-# Of the steps of all blocks, which the machine's other work has made longer or shorter.
+# Stages and microbatches, and the limit in %.
+LOOPS = {"2 x 8": (2, 8, 0.2), "16 x 64": (16, 64, 0.5)}
+SHORTEST_S = {InstructionKind.FORWARD: 0.05, InstructionKind.BACKWARD: 0.1}
+# An A100's.
+DELAYS = ChangeDelays(up_s=0.0092, down_s=0.0034)
+# Time of the job's slowest pipeline over one's whose microbatches all have a factor of 1.
+SLOWEST = 1.4
+STEP_S, BLOCK_STEPS, NUM_ROUNDS = 0.3, 3, 40
+# Of a way's steps, the longest and the shortest, which other work of the machine has made so.
 TRIMMED_SHARE = 0.1
-GIVE_UP_S, WARM_UP_S = 500.0, 120.0
+GIVE_UP_S, WARM_UP_S = 500.0, 60.0
 WAYS = ("planned", "alone", "control")
 
 
@@ -92,10 +107,10 @@ def measure_loop(pipeline: str) -> LoopFigure:
     Raises:
         BenchmarkError: The run failed.
     """
-    num_microbatches, most_percent = LOOPS[pipeline]
-    with tempfile.TemporaryDirectory() as path, served_planner(Path(path)) as planner:
+    show_progress(f"loop beside {pipeline}")
+    with tempfile.TemporaryDirectory() as path, _served(pipeline) as url:
         run_process(
-            [sys.executable, __file__, str(num_microbatches), planner.url, path],
+            [sys.executable, __file__, pipeline, url, path],
             give_up_s=GIVE_UP_S,
             environment=child_environment({}) | {"TMPDIR": path},
         )
@@ -115,7 +130,7 @@ def measure_loop(pipeline: str) -> LoopFigure:
         control_percent=longer_percent("control")(rounds),
         control_interval=Interval.of(rounds, longer_percent("control")),
         threads_ms=threads_ms["planned"] - threads_ms["alone"],
-        most_percent=most_percent,
+        most_percent=LOOPS[pipeline][2],
     )
 
 
@@ -124,6 +139,52 @@ def _mean_s(rounds: Sequence[Round], way: str) -> float:
     taken_s = sorted(time_s for each in rounds for time_s, _ in each[way])
     num_trimmed = round(TRIMMED_SHARE * len(taken_s))
     return fmean(taken_s[num_trimmed : len(taken_s) - num_trimmed])
+
+
+@contextmanager
+def _served(pipeline: str) -> Iterator[str]:
+    """Serve the first stage's part of a plan of such a pipeline; yield the address."""
+    schedule = schedule_of(pipeline)
+    num_stages = len(schedule.stages)
+    curves = {
+        kind: [
+            ClockPoint(point.frequency_mhz, point.time_s, point.energy_j)
+            for point in points(time_s, 0.9, 1)
+        ]
+        for kind, time_s in SHORTEST_S.items()
+    }
+    places = {
+        (stage, kind, 0): curve for stage in range(num_stages) for kind, curve in curves.items()
+    }
+    memory = MemoryPlanner()
+    version = memory.publish(
+        *((str(kind), number, HIGHEST_MHZ) for kind, number, _ in schedule.stages[0]),
+        pipeline=packed_pipeline(
+            schedule,
+            [[HIGHEST_MHZ] * len(stage) for stage in schedule.stages],
+            places,
+            waiting_power_w=[BLOCKING_POWER_W] * num_stages,
+            coefficients=dict.fromkeys(places, TRUE),
+            delays=DELAYS,
+        ),
+    )
+    memory.name_first_step(version, 0)
+
+    def answer(planner: HostilePlanner, request: Request) -> Iterable[bytes]:
+        del planner
+        url = httpx.URL(request.target)
+        status, body = memory.answer(url.path, dict(url.params), request.body)
+        return whole(b"" if body is None else body, status=f"{status} as it is")
+
+    with hostile_planner(answer) as planner:
+        yield planner.url
+
+
+def schedule_of(pipeline: str) -> Schedule:
+    """Return the order of a pipeline."""
+    num_stages, num_microbatches, _ = LOOPS[pipeline]
+    shape = equal_stages(num_stages, num_microbatches)
+    return make_schedule("1f1b", ScheduleInputs(shape=shape))
 
 
 # ---------------------------------------------------------------------- the rank
@@ -172,21 +233,23 @@ class Loop:
 
     Args:
         session: session of the rank.
-        num_microbatches: of a step.
+        pipeline: of which it is the first rank.
     """
 
-    def __init__(self, session: RankSession, num_microbatches: int) -> None:
+    def __init__(self, session: RankSession, pipeline: str) -> None:
         import torch  # noqa: PLC0415 - in the rank alone
 
         torch.set_num_threads(1)
         self._session = session
         self._operand: Any = torch.ones(32, 32)
-        self._work = [1.0] * num_microbatches
+        self._draw = random.Random(SEED)
+        num_stages, self._num_microbatches, _ = LOOPS[pipeline]
+        num_in_turn = num_stages + self._num_microbatches - 1
+        self._slowest_s = SLOWEST * num_in_turn * sum(SHORTEST_S.values())
+        self._instructions = schedule_of(pipeline).stages[0]
         self._num_launches = 1
-        while (took_s := self.step(is_planned=False)[0]) < STEP_S:
-            self._num_launches += -(-self._num_launches // 2)
-        #: Time of an instruction, s.
-        self.instruction_s = took_s / (2 * num_microbatches)
+        while self.step(is_planned=False)[0] < STEP_S:
+            self._num_launches += -(-self._num_launches // 4)
 
     def step(self, *, is_planned: bool) -> tuple[float, float]:
         """Run a step; return its time and the processor time of other threads, s.
@@ -194,17 +257,17 @@ class Loop:
         Args:
             is_planned: True: the next step is announced, and planned meanwhile.
         """
-        began_s, began_threads_s = time.perf_counter(), time.process_time() - time.thread_time()
+        work = [sequence_lengths(self._draw) for _ in range(self._num_microbatches)]
         session = self._session
+        began_s, began_threads_s = time.perf_counter(), time.process_time() - time.thread_time()
         session.on_step_begin()
         if is_planned:
-            session.announce_step(self._work, slowest_s=2 * STEP_S)
-        for microbatch in range(len(self._work)):
-            for kind in (InstructionKind.FORWARD, InstructionKind.BACKWARD):
-                session.on_instruction_begin(kind, microbatch=microbatch)
-                for _ in range(self._num_launches):
-                    self._operand.mul(1.0)
-                session.on_instruction_end(kind, microbatch=microbatch)
+            session.announce_step(work, slowest_s=self._slowest_s)
+        for kind, microbatch, _ in self._instructions:
+            session.on_instruction_begin(kind, microbatch=microbatch)
+            for _ in range(self._num_launches):
+                self._operand.mul(1.0)
+            session.on_instruction_end(kind, microbatch=microbatch)
         session.on_step_end()
         took_s = time.perf_counter() - began_s
         return took_s, time.process_time() - time.thread_time() - began_threads_s
@@ -217,44 +280,33 @@ class Loop:
 
 def main() -> None:
     """Run blocks by turns, and write their times."""
-    num_microbatches, url, folder = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
-    registration = JobRegistration(
-        num_stages=1,
-        num_microbatches=num_microbatches,
-        num_ranks=1,
-        blocking_power_w=(BLOCKING_POWER_W,),
-        # The loop takes as long at every clock.
-        max_work_error=1.0,
-    )
+    pipeline, url, folder = sys.argv[1:]
     with PlannerClient(url) as planner:
-        planner.put_job(JOB_ID, registration)
         session = RankSession(gpu=NoGpu(), job_id=JOB_ID, rank=0, stage=0, planner=planner)
         session.plan_steps(coupling="step")
         session.start()
-        loop = Loop(session, num_microbatches)
-        kinds = (InstructionKind.FORWARD, InstructionKind.BACKWARD)
-        curve = points(loop.instruction_s, 0.9, 1)
-        put_profile_of_job(
-            url,
-            JOB_ID,
-            StageProfile(
-                points={(0, kind): curve for kind in kinds},
-                num_ranks_per_stage=(1,),
-            ),
-        )
+        loop = Loop(session, pipeline)
         give_up_s = time.monotonic() + WARM_UP_S
-        while session.metrics(prefix="")["total_num_steps_with_own_plan"] < 1:
+        while num_planned(session) < 2 * BLOCK_STEPS:
             if time.monotonic() > give_up_s:
                 raise SystemExit("no step had a plan of its own")
             loop.block("planned")
-        draw = random.Random(SEED)
+        draw, planned_before = random.Random(SEED), num_planned(session)
         rounds: list[Round] = []
         for _ in range(NUM_ROUNDS):
             ways = list(WAYS)
             draw.shuffle(ways)
             rounds.append({way: loop.block(way) for way in ways})
+        num = num_planned(session) - planned_before
         session.close()
-    (folder / "rounds.json").write_text(json.dumps(rounds), encoding="utf-8")
+    if num < NUM_ROUNDS * BLOCK_STEPS:
+        raise SystemExit(f"{num:.0f} of {NUM_ROUNDS * BLOCK_STEPS} steps had plans of their own")
+    (Path(folder) / "rounds.json").write_text(json.dumps(rounds), encoding="utf-8")
+
+
+def num_planned(session: RankSession) -> float:
+    """Return the number of steps so far that had plans of their own."""
+    return session.metrics(prefix="")["total_num_steps_with_own_plan"]
 
 
 if __name__ == "__main__":

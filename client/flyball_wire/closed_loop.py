@@ -214,6 +214,11 @@ class Estimate:
     high: float | None
     num_steps: int
 
+    @property
+    def includes_zero(self) -> bool:
+        """Return whether zero lies in the interval: no measurable change."""
+        return self.low is not None and self.high is not None and self.low <= 0 <= self.high
+
 
 class HeadlineTone(StrEnum):
     """Tone of a headline: energy saved, saved at the cost of time, lost, or no sure change."""

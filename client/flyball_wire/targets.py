@@ -28,7 +28,7 @@ def parse_target(text: str) -> Target:
     """Return the target that `text` names; a slowdown is in percent with `%`, else a share.
 
     Raises:
-        OptionError: it names none, or a share above 1, which is taken for percent without the sign.
+        OptionError: it names none, or a share of 1 or more, which may be percent without the sign.
     """
     target = _target(text)
     if target is None:
@@ -40,7 +40,7 @@ def is_target(text: str) -> bool:
     """Return whether a text names a target.
 
     Raises:
-        OptionError: it names a share above 1.
+        OptionError: it names a share of 1 or more.
     """
     return _target(text) is not None
 
@@ -62,7 +62,7 @@ def _target(text: str) -> Target | None:
     least = 0.0 if kind == "slowdown" else math.ulp(0.0)
     if not (math.isfinite(value) and value >= least):
         return None
-    if kind == "slowdown" and value > 1 and number_text == value_text:
+    if kind == "slowdown" and value >= 1 and number_text == value_text:
         raise OptionError(
             f"{text!r} would be {100 * value:g} %; write 'slowdown:{value_text}%' or"
             f" 'slowdown:{100 * value:g}%'",

@@ -16,7 +16,8 @@ from tests.planner.samples import (
 
 from flyball_server.jobs.bounds import MAX_COUNT
 from flyball_server.jobs.loop_state import JobLoopState, RankSlowdown
-from flyball_server.jobs.records import StepDetail, TokenRecord
+from flyball_server.jobs.records import TokenRecord
+from flyball_server.jobs.step_records import StepDetail
 from flyball_server.jobs.store.contract import TOKENS, JobStore
 from flyball_server.jobs.store.sql.job_reader import JobReader
 

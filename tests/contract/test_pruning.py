@@ -28,11 +28,10 @@ from flyball_server.jobs.measurements import pruning
 from flyball_server.jobs.measurements.measurements import RankPost, list_steps, store_together
 from flyball_server.jobs.measurements.pruning import PERIOD_S, PruningReconciler, prune_some
 from flyball_server.jobs.measurements.step_reading import GIVE_UP_S, read_fold
-from flyball_server.jobs.moments import Moments, StageMoments
-from flyball_server.jobs.records import StepDetail
 from flyball_server.jobs.registry.inspection import require_job
 from flyball_server.jobs.savings.comparisons import num_measured_pairs
 from flyball_server.jobs.services import JobServices
+from flyball_server.jobs.step_records import Moments, StageMoments, StepDetail
 from flyball_server.jobs.store.contract import JobStore
 from flyball_server.views.job_figures import SharedReading
 from flyball_server.views.job_reading import JobReading

@@ -28,10 +28,10 @@ from flyball_server.jobs.measurements.measurements import RankPost, store_togeth
 from flyball_server.jobs.measurements.pruning import prune_some
 from flyball_server.jobs.measurements.step_fold import MOST_MISSING, StepFold
 from flyball_server.jobs.measurements.step_reading import GIVE_UP_S, read_fold
-from flyball_server.jobs.records import StepRecord
 from flyball_server.jobs.registry.inspection import require_job
 from flyball_server.jobs.savings.savings import JobSavings, savings_of
 from flyball_server.jobs.services import JobServices
+from flyball_server.jobs.step_records import StepRecord
 from flyball_server.jobs.store.contract import JobStore
 from flyball_server.views.job_figures import SharedReading
 from flyball_server.views.job_reading import JobReading

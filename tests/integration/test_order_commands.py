@@ -99,10 +99,10 @@ def test_a_plan_file_of_any_schedule_simulates_to_what_it_says(
     ("name", "order", "said"),
     [
         ("order.json", "", "order.json: not an order ("),
-        ("order.json", {}, "order.json: order: must be an object with a list of stages"),
+        ("order.json", {}, "order.json: stages: is missing"),
         ("order.json", {"stages": [TWO, TWO[:2]]}, "--order: stage 1 does not run all 2 microb"),
         ("order.json", {"stages": [V, V], "virtual_stages": [[0, 3], [1, 2]]},
-         "PROFILE.csv: has no chunks, and 2 are run; measure each chunk"),
+         "profile.csv: has no chunks, and 2 are run; measure each chunk"),
         ("order.csv", "", "--order: every stage must run something"),
         ("order.csv", "0F0,0B0\n1F0,1Q0\n", "line 2: '1Q0' is not an action such as 2F0"),
     ],

@@ -140,6 +140,23 @@ def test_a_budget_of_limits_is_the_sum_that_the_profile_was_measured_under(profi
     assert document["energy_j"] / document["iteration_time_s"] <= 20
 
 
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        ("deadline:2900", "times the time at the highest clocks; its unit is s"),
+        ("power:1e6", "times the power at the highest clocks; its unit is W"),
+        ("deadline:60", None),
+    ],
+)
+def test_a_target_that_may_be_in_another_unit_is_planned_with_a_word(
+    profile: Path, target: str, said: str | None
+) -> None:
+    run = flyball("plan", profile, *ASKED, "--target", target)
+    assert run.returncode == 0
+    last = run.stdout.splitlines()[-1]
+    assert last.endswith(said) if said else "unit" not in last
+
+
 def test_a_bad_profile_is_refused_with_file_and_line(tmp_path: Path, plan: Path) -> None:
     path = tmp_path / "bad.csv"
     for text, command, place in (
@@ -162,6 +179,7 @@ def test_a_bad_profile_is_refused_with_file_and_line(tmp_path: Path, plan: Path)
         ("--policy eco", "--policy: must be one of baseline, uniform, envelope, global"),
         ("--schedule 2f2b", "--schedule: unknown '2f2b'; known: 1f1b"),
         ("--reconfigure eager", "--reconfigure: must be one of default, greedy, balanced, not"),
+        ("--blocking-power 90000", "profile.csv: a GPU of stage 0 draws"),
         ("--target soon", "--target: must be fastest, least-energy, slowdown:5%, deadline"),
         ("--target power:limit", "--target: power:limit needs a profile with its GPUs' power"),
         ("--policy uniform --reserve 0.1", "--reserve: is for policy frontier, not unif"),

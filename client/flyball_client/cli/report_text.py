@@ -180,10 +180,7 @@ def _sums(report: JobReport, factors: EnergyFactors) -> Iterator[str]:
         energy = amounts_text(report.energy_j, factors)
     yield f"All {_steps(report.num_steps)}: {report.time_s:.1f} s, {energy}, {how}."
     if report.saved_j is not None:
-        share = ""
-        if report.saved_of_j:
-            share = f"{100 * report.saved_j.mean / report.saved_of_j:.1f} %, "
-        yield f"Saved so far: {share}{_amounts(report.saved_j, factors)}, {how}."
+        yield f"Saved so far: {_saved(report.saved_j, report.saved_of_j, factors)}, {how}."
     scope = "the GPUs alone"
     if report.energy_scope == EnergyScope.MODULE:
         scope = (
@@ -195,12 +192,15 @@ def _sums(report: JobReport, factors: EnergyFactors) -> Iterator[str]:
         yield "The GPUs are emulated: no figure here is a real GPU's."
 
 
-def _amounts(estimate: Estimate, factors: EnergyFactors) -> str:
-    energy, separator, others = amounts_text(estimate.mean, factors).partition(", ")
+def _saved(saved_j: Estimate, saved_of_j: float | None, factors: EnergyFactors) -> str:
     bounds = _TOO_FEW
-    if estimate.low is not None and estimate.high is not None:
-        bounds = f"[{energy_text(estimate.low)}, {energy_text(estimate.high)}]"
-    return f"{energy} {bounds}{separator}{others}"
+    if saved_j.low is not None and saved_j.high is not None:
+        bounds = f"[{energy_text(saved_j.low)}, {energy_text(saved_j.high)}]"
+    if saved_j.includes_zero:
+        return f"no measurable amount {bounds}"
+    share = f"{100 * saved_j.mean / saved_of_j:.1f} %, " if saved_of_j else ""
+    energy, separator, others = amounts_text(saved_j.mean, factors).partition(", ")
+    return f"{share}{energy} {bounds}{separator}{others}"
 
 
 def _notes(report: JobReport) -> Iterator[str]:

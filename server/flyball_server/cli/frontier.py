@@ -68,7 +68,7 @@ def _solved(arguments: argparse.Namespace, progress: ProgressLine) -> tuple[Fron
             request = planner.with_named_schedule(request)
         curve = make_frontier(request, arguments.points, report)
     except PipelineError as error:
-        raise pipeline_arguments.refused(error) from None
+        raise pipeline_arguments.refused(error, arguments) from None
     return curve, time.perf_counter() - began_s
 
 

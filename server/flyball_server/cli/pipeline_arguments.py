@@ -38,8 +38,6 @@ from flyball_wire.targets import LIMIT_TARGET
 # Planning of data-parallel pipelines: one plan for all, or one for each.
 MERGED, SEPARATE = "merged", "separate"
 
-_OPTION_OF_FIELD = {"num_microbatches": "--microbatches", "profile": "PROFILE.csv"}
-
 
 def add_pipeline_arguments(
     parser: argparse.ArgumentParser, owner: type[PlanOptions] = PlanOptions, *, is_frontier: bool
@@ -154,8 +152,9 @@ def _limit_target(profiles: Sequence[StageProfile]) -> str:
     return target
 
 
-def refused(error: PipelineError) -> CommandError:
-    """Return the error with the option in place of the field."""
-    option = _OPTION_OF_FIELD.get(error.field)
+def refused(error: PipelineError, arguments: argparse.Namespace) -> CommandError:
+    """Return the error with the option, or the profile's file, in place of the field."""
+    options = {"num_microbatches": "--microbatches", "profile": str(arguments.profile)}
+    option = options.get(error.field)
     text = offline_inputs.option_text(error)
     return CommandError(f"{option}: {error.message}" if option else text)

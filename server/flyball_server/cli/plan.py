@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import time
 from dataclasses import replace
@@ -36,11 +37,14 @@ from flyball_wire.command.command import Command
 from flyball_wire.command.whole_file import write_result
 from flyball_wire.plan_options import PlanOptions, Policy
 from flyball_wire.plans.plan import Plan, Prediction
+from flyball_wire.targets import parse_target
 
 # Of a node with as many GPUs as most have.
 USUAL_GPUS_IN_NODE = 8
 # A plan that saves less than this beyond one clock per stage is hardly worth its changes.
 WORTH_POINTS = 0.5
+# A deadline or power so many times that of the highest clocks may be in another unit.
+FAR = 10.0
 
 _COMPARED: dict[str, str] = {
     Policy.CONSTANT: "one clock per stage",
@@ -89,9 +93,27 @@ def _planned(
             solved = _made(request, progress)
         solve_s = time.perf_counter() - began_s
     except PipelineError as error:
-        raise pipeline_arguments.refused(error) from None
+        raise pipeline_arguments.refused(error, arguments) from None
     document = json.dumps(plan_document(solved.plan, solve_s=solve_s))
+    note = "\n".join(filter(None, [note, _far_target(solved.plan)]))
     return solved, document, _options_of(request), note
+
+
+def _far_target(plan: Plan) -> str:
+    """Return a line on a target so far off that its unit may be another; empty: it is not."""
+    target, highest = parse_target(plan.target), plan.prediction
+    if highest is None:
+        return ""
+    time_s = highest.baseline_iteration_time_s
+    usual = {
+        "deadline": (time_s, "time", "s"),
+        "power": (highest.baseline_energy_j / time_s, "power", "W"),
+    }
+    value, noun, unit = usual.get(target.kind, (math.inf, "", ""))
+    if target.value < FAR * value:
+        return ""
+    times = f"{target.value / value:.0f} times the {noun} at the highest clocks"
+    return f"{plan.target} is {times}; its unit is {unit}"
 
 
 Request = PlanRequest | DataParallelRequest

@@ -7,17 +7,13 @@ from typing import Any
 
 from flyball_server.jobs.lifecycle.condition import summary_condition
 from flyball_server.jobs.measurements.measurements import RankPost
-from flyball_server.jobs.records import (
-    PlanRecord,
-    RankRecord,
-    StepDetail,
-    StepRecord,
-)
+from flyball_server.jobs.records import PlanRecord, RankRecord
 from flyball_server.jobs.registry import inspection
 from flyball_server.jobs.registry.inspection import JobSummary
 from flyball_server.jobs.registry.launch import Launch
 from flyball_server.jobs.registry.registration import KnownRank
 from flyball_server.jobs.services import JobServices
+from flyball_server.jobs.step_records import StepDetail, StepRecord
 from flyball_server.kit.checked_documents import adapter_of
 from flyball_server.planning.documents.plan_document import plan_document
 from flyball_wire import messages

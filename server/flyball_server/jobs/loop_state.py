@@ -257,7 +257,7 @@ class ChangedConditions:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanningInputs:
-    """What a plan depends on beside specification and profile.
+    """Inputs of a plan beside specification and profile.
 
     Attributes:
         target: target of the timetable; None: the specification's.
@@ -404,7 +404,7 @@ MAX_ATTEMPTS = 32
 
 @dataclass(frozen=True, kw_only=True)
 class JobLoopState(Record):
-    """What is known of one job and has a memory; its plan is a function of it.
+    """Knowledge of one job that has a memory; its plan is a function of it.
 
     Attributes:
         stragglers: announced slowdowns, at most one per rank; ended ones are dropped.

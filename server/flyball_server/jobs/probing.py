@@ -16,15 +16,9 @@ from flyball_pipeline.schedules.inputs import ScheduleInputs
 from flyball_pipeline.schedules.table import SCHEDULES, make_schedule
 from flyball_profiles.gpu_windows import GpuWindow
 from flyball_server.jobs.errors import InvalidFieldError
-from flyball_server.jobs.records import (
-    JobRecord,
-    PlanRecord,
-    RankRecord,
-    StepDetail,
-    StepRecord,
-    ranks_text,
-)
+from flyball_server.jobs.records import JobRecord, PlanRecord, RankRecord, ranks_text
 from flyball_server.jobs.registry.inspection import newest_plan, require_plan
+from flyball_server.jobs.step_records import StepDetail, StepRecord
 from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.profiling.observations import (
     InstructionTimes,

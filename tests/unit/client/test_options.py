@@ -94,14 +94,18 @@ def test_a_value_that_cannot_be_used_says_what_can(name: str, given: object, mes
 
 def test_a_slowdown_may_be_given_in_percent() -> None:
     assert parse_target("slowdown:10%") == parse_target("slowdown:0.1")
-    assert parse_target("slowdown:100%") == parse_target("slowdown:1")
+    assert parse_target("slowdown:100%").value == 1.0
 
 
-def test_a_share_above_one_is_taken_for_percent_without_its_sign() -> None:
+@pytest.mark.parametrize(("number", "percent"), [("1", "100"), ("5", "500"), ("2.5", "250")])
+def test_a_share_of_one_or_more_is_taken_for_percent_without_its_sign(
+    number: str, percent: str
+) -> None:
     with pytest.raises(OptionError) as refused:
-        parse_target("slowdown:5")
+        parse_target(f"slowdown:{number}")
     assert refused.value.message == (
-        "'slowdown:5' would be 500 %; write 'slowdown:5%' or 'slowdown:500%'"
+        f"'slowdown:{number}' would be {percent} %; write 'slowdown:{number}%' or"
+        f" 'slowdown:{percent}%'"
     )
 
 

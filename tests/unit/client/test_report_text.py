@@ -272,6 +272,11 @@ def test_without_a_baseline_it_says_how_to_measure_one() -> None:
     assert "--compare" not in report_as_text(report(), NO_FACTORS)
 
 
+def test_a_saving_whose_interval_includes_zero_is_no_measurable_amount() -> None:
+    text = report_as_text(report(saved_j=estimate(3250.0, 4000.0), saved_of_j=32_500.0), BOTH)
+    assert "Saved so far: no measurable amount [-750 J, 7250 J], measured." in text.splitlines()
+
+
 def test_cost_and_co2_come_from_the_factors_that_are_given_and_only_then() -> None:
     text = report_as_text(report(saved_of_j=32_500.0), BOTH)
     assert "All 480 steps: 412.8 s, 214.3 kJ, 0.05953 kWh, 0.01786 CHF, 22.62 g CO2, meas" in text

@@ -413,6 +413,42 @@ def test_ranks_that_know_other_versions_have_no_plan_for_that_step_only() -> Non
         assert old.clocks(1) == old.plan.highest_mhz
 
 
+@pytest.mark.parametrize("knows_it", [True, False])
+def test_a_step_of_another_number_of_microbatches_has_the_plan_for_that(knows_it: bool) -> None:
+    """Three in place of two; the second rank reads no batch."""
+    meeting, three = Meeting(1, 2), [[4, 3], [5], [2]]
+    ranks = [Rank(meeting, 0, stage, reads_batch=stage == 0) for stage in (0, 1)]
+    key, plans = PlanKey(2, None), list[CompiledPlan]()
+    with running(*ranks):
+        for stage, rank in enumerate(ranks):
+            rules: dict[str, Any] = {"num_microbatches": 3, "deadline_ratio": 1.3}
+            part = part_of_stage(stage, 2, version=2, **rules)
+            rank.planner.keep(part)
+            plans.append(compile_plan(part, stage=stage, supported_mhz=SUPPORTED_MHZ))
+            rank.exchange.begin(
+                0,
+                next_plan=rank.key,
+                other_plans={3: key} if stage == 0 or knows_it else {},
+                last_mhz=HIGHEST_MHZ,
+            )
+        ranks[0].exchange.announce(1, three, None)
+        ranks[0].exchange.announce(2, HEAVY, None)
+        wait_until(lambda: all(1 in rank.exchange._works for rank in ranks))
+        if knows_it:
+            wait_until(lambda: all(rank.has_plan(1) for rank in ranks))
+        assert [rank.exchange.num_microbatches(1) for rank in ranks] == [3, 3]
+        for rank, plan in zip(ranks, plans, strict=True):
+            clocks_mhz = rank.exchange.clocks(plan, 1)
+            assert clocks_mhz is not None
+            assert len(clocks_mhz) == 6
+            assert (min(clocks_mhz) < HIGHEST_MHZ) is knows_it
+        # The next one has two again.
+        for rank in ranks:
+            rank.begin(1)
+        wait_until(lambda: all(rank.has_plan(2) for rank in ranks))
+        assert [rank.exchange.num_microbatches(2) for rank in ranks] == [2, 2]
+
+
 @pytest.mark.parametrize(
     ("announce", "why"),
     [

@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flyball_pipeline.instruction import InstructionKind
+from flyball_pipeline.schedules.explicit import explicit_order
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.planning.model.least_energy_clock import stage_least_energy
-from flyball_server.planning.model.pipeline_model import PipelineModel
+from flyball_server.planning.model.pipeline_model import PipelineModel, build_model
 from flyball_server.planning.policies import choose
 from flyball_server.planning.policies._base import PolicyRequest
 from flyball_server.planning.policies.envpipe import outer_envelope
@@ -30,6 +31,7 @@ from .tiny_pipelines import (
     F,
     I,
     Points,
+    R,
     W,
     any_models,
     context_of,
@@ -38,6 +40,7 @@ from .tiny_pipelines import (
     profile_of,
     profiles,
     refuses,
+    timed_profile,
     written,
 )
 
@@ -236,6 +239,16 @@ def test_envelope_runs_the_outer_envelope_at_the_highest_and_the_rest_at_the_val
     ]
 
 
+def test_of_a_split_backward_only_the_parts_on_the_longest_path_belong_to_the_envelope() -> None:
+    """All parts 1 s: stage 0 waits for I1 of stage 1, whose W1 delays nobody, and ends with W1."""
+    parts = {kind: [(1500, 1.0, 9.0), (900, 1.0, 1.0)] for kind in (F, I, W)}
+    model = model_of(profile_of([parts, parts]), 2)
+    assert clocks_mhz(model, assigned(Policy.ENVELOPE, model)) == [
+        [("F0", 1500), ("F1", 900), ("I0", 900), ("W0", 900), ("I1", 1500), ("W1", 1500)],
+        [("F0", 1500), ("I0", 1500), ("W0", 1500), ("F1", 1500), ("I1", 1500), ("W1", 900)],
+    ]
+
+
 @given(
     profiles(max_stages=6, split=False),
     st.integers(1, 9),
@@ -278,3 +291,27 @@ def test_another_target_than_fastest_is_refused(policy: Policy) -> None:
     )
     with refuses("target", "support 'fastest' only"):
         choose(policy, request)
+
+
+def test_recomputing_weighs_as_much_as_a_forward_in_the_outer_envelope() -> None:
+    """Stage 0 waits for its gradient until 4, as long as F0 F1 F2 R0 take; the gradient wins.
+
+    Were recomputing 2 units, R0 would end at 5 and the envelope stay on stage 0.
+    """
+    begin = [("forward", 0), ("forward", 1), ("forward", 2), ("recompute", 0), ("backward", 0)]
+    again = [(kind, at) for at in (1, 2, 3) for kind in ("recompute", "backward")]
+    first = [*begin, ("forward", 3), *again]
+    last = [(kind, at) for at in range(4) for kind in ("forward", "backward")]
+    profile = timed_profile(2, {F: 1.0, B: 2.0, R: 1.0})
+    context = ScheduleContext(
+        profile=profile, num_microbatches=4, order=explicit_order([first, last], None)
+    )
+    model = build_model(profile, schedule_for("explicit", context), (5.0,))
+    envelope = outer_envelope(model.dag)[:4]
+    where = [(model.dag.stage[node], model.dag.instruction[node]) for node in envelope]
+    assert [(stage, one.kind, one.microbatch) for stage, one in where] == [
+        (0, F, 0),
+        (1, F, 0),
+        (1, B, 0),
+        (0, B, 0),
+    ]

@@ -23,10 +23,13 @@ from flyball_wire.plans.plan import Plan, Slowdown
 from flyball_wire.read_models import TimelineRow
 
 from .tiny_pipelines import (
+    B,
+    F,
     any_requests,
     changed_points,
     equal_profile,
     merged_profile,
+    profile_of,
     profiles,
     request_of,
     slowed_request,
@@ -46,6 +49,20 @@ def rows_of(
 
 
 # ------------------------------------------------------------------ on paper
+
+
+def test_of_a_pipeline_that_never_flushes_each_row_is_a_period_of_its_stage() -> None:
+    """Two microbatches: stage 0 takes 3 s each of the 4 s of stage 1, and has 2 s to spare."""
+    quick = {F: [(1410, 1.0, 6.0), (1000, 2.0, 5.0)], B: [(1410, 2.0, 9.0), (1000, 3.0, 8.0)]}
+    slow = {F: [(1410, 2.0, 6.0), (1000, 3.0, 5.0)], B: [(1410, 2.0, 9.0), (1000, 3.0, 8.0)]}
+    profile = profile_of([quick, slow])
+    plan = make_plan(request_of(profile, 2, policy="baseline", schedule="pipedream")).plan
+    timeline, (first, last) = rows_of(profile, plan)
+    assert (first.kinds, first.microbatches) == ((F, B, F, B), (1, 0, 0, 1))
+    assert (first.start_s, first.duration_s) == ((0.0, 1.0, 3.0, 4.0), (1.0, 2.0, 1.0, 2.0))
+    assert (last.start_s, last.duration_s) == ((0.0, 2.0, 4.0, 6.0), (2.0, 2.0, 2.0, 2.0))
+    assert (first.energy_j, first.float_s) == ((6.0, 9.0, 6.0, 9.0), (2.0,) * 4)
+    assert critical_places(timeline) == ((1, 0), (1, 1), (1, 2), (1, 3))
 
 
 def test_a_plan_for_a_slow_stage_is_drawn_with_its_slowdown() -> None:

@@ -88,7 +88,9 @@ def test_changes_say_both_values_and_whether_times_depend_on_them() -> None:
 
 def test_common_conditions_are_those_that_all_share() -> None:
     capped = replace(H100, power_limit_w=500.0)
-    assert common_conditions([H100, capped]) == replace(H100, power_limit_w=None)
+    assert common_conditions([H100, capped]) == common_conditions([capped, H100]) == capped
+    other = replace(H100, default_power_limit_w=650.0, ecc=False)
+    assert common_conditions([H100, other]) == replace(H100, default_power_limit_w=None, ecc=None)
     assert common_conditions([H100, replace(H100, power_limit_w=700.1)]) == H100
     assert common_conditions([H100, None]) is None
     assert common_conditions([]) is None

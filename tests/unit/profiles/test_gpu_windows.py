@@ -61,11 +61,6 @@ def test_which_gpus_come_in_nodes_of_how_many() -> None:
     assert {name for name, num in in_node.items() if num == 4} == {"gb200", "gb300"}
 
 
-def test_shipped_windows_have_the_steps_of_their_sources() -> None:
-    for shipped in map(load_gpu_window, gpu_names()):
-        assert (shipped.granularity_mhz, shipped.reconfigure_granularity_mhz) == (90, 30)
-
-
 def test_a_gpu_of_ones_own_is_a_file_in_a_folder_or_anywhere(tmp_path: Path) -> None:
     for file in ("X9.toml", "a100.toml"):
         (tmp_path / file).write_text(NEW_GPU, encoding="utf-8")

@@ -34,12 +34,12 @@ from flyball_server.jobs.measurements.step_reading import read_fold
 from flyball_server.jobs.measurements.timed_steps import MOST_TIMED_STEPS
 from flyball_server.jobs.reconcile.expiry import ExpiryReconciler
 from flyball_server.jobs.reconcile.plans import PlanReconciler
-from flyball_server.jobs.records import StepDetail, StepRecord
 from flyball_server.jobs.registry.inspection import get_job, get_plan, notes, require_job
 from flyball_server.jobs.registry.registration import leave_rank
 from flyball_server.jobs.savings.comparisons import start_comparison
 from flyball_server.jobs.savings.savings import savings_of
 from flyball_server.jobs.services import JobServices
+from flyball_server.jobs.step_records import StepDetail, StepRecord
 from flyball_server.jobs.versions import rank_plans
 from flyball_server.prometheus.job_families import job_families
 from flyball_server.views import job_reading
@@ -448,6 +448,28 @@ def test_a_job_that_ends_to_announce_in_a_version_says_so_and_may_begin_again(
     measured(working, 17)
     assert working.parts[0].pipeline is not None
     assert notes(services, get_job(services, "job")) == ()
+
+
+def test_a_pipeline_that_ends_to_announce_ends_it_for_the_job(services: JobServices) -> None:
+    """Steps have plans where all pipelines announce, so without its work all run as planned."""
+    working = job(services, error=0.01)
+    measured(working)
+    measured(working, 17)
+    version = working.newest
+    working.silent = {2}
+    working.run(NUM_SILENT_STEPS - 1)
+    reconciled(services)
+    assert working.newest == version
+    working.run(1)
+    reconciled(services)
+    assert working.take() == version + 1
+    assert work_of(services) == WorkModel(problem=NOT_ANNOUNCED, num_before=1)
+    # It begins again with all of them.
+    measured(working, 80)
+    assert working.newest == version + 1
+    working.silent = ()
+    measured(working, 4)
+    assert working.newest == version + 2
 
 
 def test_a_job_that_ends_to_announce_often_waits_longer_to_begin(services: JobServices) -> None:

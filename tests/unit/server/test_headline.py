@@ -23,9 +23,9 @@ from tests.planner.use_cases import register_job
 from flyball_profiles.stage_profile import EnergyScope
 from flyball_server.jobs.loop_state import GpuChange, PlanningInputs, RankSlowdown
 from flyball_server.jobs.measurements.step_pairs import StepKinds
-from flyball_server.jobs.records import StepTotals
 from flyball_server.jobs.savings.headline import headline_of
 from flyball_server.jobs.savings.savings import savings_of
+from flyball_server.jobs.step_records import StepTotals
 from flyball_server.views.job_figures import SharedReading
 from flyball_server.views.job_reading import JobReading
 from flyball_server.views.report import get_report
@@ -106,6 +106,16 @@ def test_a_predicted_headline_says_why_it_is_not_measured(
     assert (found.text, found.is_measured) == ("20.0 % less energy at 5.0 % more time", False)
     assert reason in " ".join(found.caveats)
     assert headline_of([], None, active_version=None) is None
+
+
+def test_a_plan_that_changes_nothing_is_not_said_to_be_measured() -> None:
+    same = replace(PREDICTED, saving_percent=1e-9, iteration_time_s=2.0)
+    found = headline_of([], same, active_version=1)
+    assert found is not None
+    assert (found.text, found.tone) == ("no change in energy or time", "none")
+    slower = headline_of([], replace(same, iteration_time_s=2.1), active_version=1)
+    assert slower is not None
+    assert slower.text == "no change in energy at 5.0 % more time"
 
 
 # ------------------------------------------------------------------ stragglers

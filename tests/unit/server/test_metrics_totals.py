@@ -25,7 +25,8 @@ from flyball_server.jobs.measurements.step_reading import (
     new_fold,
     read_settled,
 )
-from flyball_server.jobs.records import PlanRecord, StepRecord
+from flyball_server.jobs.records import PlanRecord
+from flyball_server.jobs.step_records import StepRecord
 from flyball_server.jobs.store.contract import JobStore
 from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_server.planning.stragglers.slowed_pipelines import SlowedRequest, make_slowed_plan

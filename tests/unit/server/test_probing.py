@@ -22,7 +22,6 @@ from flyball_server.jobs.errors import InvalidFieldError, RegistrationConflictEr
 from flyball_server.jobs.probing import PATIENCE, PATIENCE_STEPS, probed_versions
 from flyball_server.jobs.reconcile.plans import PlanReconciler
 from flyball_server.jobs.reconcile.probes import ProbeReconciler
-from flyball_server.jobs.records import StepDetail, StepRecord
 from flyball_server.jobs.registry.inspection import (
     get_job,
     get_profiling,
@@ -30,6 +29,7 @@ from flyball_server.jobs.registry.inspection import (
     notes,
     require_job,
 )
+from flyball_server.jobs.step_records import StepDetail, StepRecord
 from flyball_server.jobs.versions import rank_plans
 from flyball_server.planning.scheduling import ScheduleContext, schedule_for
 from flyball_server.profiling.moves import Refused

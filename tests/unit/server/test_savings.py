@@ -9,8 +9,8 @@ import pytest
 from tests.planner.folds import fold_of, steps
 
 from flyball_server.jobs.measurements.step_pairs import StepKinds, WorkAtHighest
-from flyball_server.jobs.records import StepTotals
 from flyball_server.jobs.savings.savings import JobSavings, savings_of
+from flyball_server.jobs.step_records import StepTotals
 from flyball_wire.closed_loop import BaselineOrigin, MeasuredSavings
 
 PLAIN = StepKinds()

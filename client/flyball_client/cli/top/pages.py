@@ -109,7 +109,9 @@ def _job_row(job: JobOverview, now: datetime) -> Row:
         "<state": _state(job),
         ">GPUs": _present(job, f"{job.num_present}/{job.num_ranks}"),
         **_measured(job, f"{how}\n"),
-        f">{how}\nsaved": energy_text(job.saved_j.mean) if job.saved_j else UNKNOWN,
+        f">{how}\nsaved": UNKNOWN
+        if job.saved_j is None or job.saved_j.includes_zero
+        else energy_text(job.saved_j.mean),
         **_predicted(job.predicted),
         ">predicted\ngap, %": _gap(job.predicted),
         "<version": _version(job, "{}", "{} waits"),
@@ -182,7 +184,8 @@ def _figures(job: JobOverview) -> list[Block]:
         return [(), (_muted("no step measured by all ranks yet, and no plan"),)]
     blocks: list[Block] = [(), Table.of(rows)]
     if (saved_j := job.saved_j) is not None:
-        text = f"saved so far, {_how(job)}: {energy_text(saved_j.mean)}"
+        mean = "no measurable amount" if saved_j.includes_zero else energy_text(saved_j.mean)
+        text = f"saved so far, {_how(job)}: {mean}"
         if saved_j.low is not None and saved_j.high is not None:
             text += f" [{energy_text(saved_j.low)}, {energy_text(saved_j.high)}]"
         blocks.append((Span(text, _saving_tone(saved_j)),))

@@ -8,6 +8,7 @@ import {
   joules,
   percent,
   percentAbove,
+  savedText,
   seconds,
   sureMean,
   wattHours,
@@ -98,7 +99,7 @@ function headlineOf({ headline, emulated }) {
 /** Return what the folded figures come to. @param {JobOverview} job @param {number} numNotes */
 function moreText({ saved_j, predicted }, numNotes) {
   return [
-    saved_j ? `${wattHours(saved_j.mean)} saved so far` : "figures of an iteration",
+    saved_j ? `${savedText(saved_j)} so far` : "figures of an iteration",
     predicted ? `plan ${gapWord(predicted.gap_percent)}` : "",
     numNotes === 0 ? "" : counted(numNotes, "note"),
   ]
@@ -108,11 +109,12 @@ function moreText({ saved_j, predicted }, numNotes) {
 
 /** @param {JobOverview} job */
 function heroFigures({ saved_j: saved, saved_of_j, factors, predicted }) {
-  const share = saved && saved_of_j ? `${percent((100 * saved.mean) / saved_of_j)}; ` : "";
+  const mean = sureMean(saved);
+  const share = mean !== null && saved_of_j ? `${percent((100 * mean) / saved_of_j)}; ` : "";
   const note = saved === null ? "needs a measured baseline" : intervalNote(saved, wattHours);
   return [
-    hero("Saved so far, measured", wattHours(saved?.mean), share + note),
-    ...(saved === null ? [] : costs(saved.mean, factors)).map(({ name, text }) =>
+    hero("Saved so far, measured", wattHours(mean), share + note),
+    ...(mean === null ? [] : costs(mean, factors)).map(({ name, text }) =>
       hero(name, text, "measured, at the planner's factors"),
     ),
     gapHero(predicted?.gap_percent ?? null),

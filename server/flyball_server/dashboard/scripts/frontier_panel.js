@@ -145,11 +145,11 @@ export class FrontierPanel {
       return;
     }
     this._stopTimer();
-    const size = `An iteration has ${count(instructions)} instructions or more`;
+    const size = `${count(instructions)} instructions in an iteration`;
     this._offer(
       isTooLate
         ? "The job has ended; its frontier is computed on request."
-        : `${size}: computing the frontier may take minutes.`,
+        : `With ${size}, computing the frontier may take minutes.`,
       "Compute the frontier",
     );
   }

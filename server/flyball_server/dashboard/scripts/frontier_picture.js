@@ -133,13 +133,13 @@ function markShape({ kind, words, time_s, energy_j }, { x, y }) {
 }
 
 /** Name a mark beyond the axes at the edge. @param {Mark} mark @param {number} index @param {Frame} frame */
-function outsideLabel({ label, time_s }, index, { left, right, top, x }) {
-  const isRight = x(time_s) > (left + right) / 2;
-  const words = `${label}, ${seconds(time_s)}`;
+function outsideLabel({ label, time_s, energy_j }, index, { left, right, top, bottom, x, y }) {
+  const words = `${label}, ${seconds(time_s)}, ${joules(energy_j)}`;
   const name = "frontier-label";
-  const y = top + 16 * (index + 1);
-  if (isRight) return text(`${words} \u2192`, right - 6, y, "end", name);
-  return text(`\u2190 ${words}`, left + 6, y, "start", name);
+  const at = top + 16 * (index + 1);
+  if (x(time_s) > right) return text(`${words} \u2192`, right - 6, at, "end", name);
+  const away = y(energy_j) < top ? "\u2191" : y(energy_j) > bottom ? "\u2193" : "";
+  return text(`${x(time_s) < left ? "\u2190" : away} ${words}`, left + 6, at, "start", name);
 }
 
 /** @typedef {ReturnType<typeof frameOf>} Frame plot area, and the place of a time and an energy */

@@ -346,7 +346,7 @@ export function showTotals(element, jobs) {
 function strip(all) {
   const name = all.emulated ? "Emulated GPUs" : "Real GPUs";
   const expected = `of ${count(all.num_expected)} of the running jobs`;
-  const saved = all.num_saving === 0 ? null : all.saved_j;
+  const saved = sureSaved(all);
   const costly = saved === null ? [] : costs(saved, all.factors);
   const power_w = all.num_powered === 0 ? null : all.power_w;
   return make(
@@ -364,12 +364,19 @@ function strip(all) {
   );
 }
 
+/** Return the saved energy in J; null: not measured, or its interval includes zero. @param {Totals} all */
+function sureSaved({ num_saving, saved_j, saved_low_j: low, saved_high_j: high }) {
+  const isUnsure = low !== null && high !== null && low <= 0 && high >= 0;
+  return num_saving === 0 || isUnsure ? null : saved_j;
+}
+
 /** @param {Totals} all */
 function savedNote(all) {
   if (all.num_saving === 0) return "no job has a measured baseline";
   const slower = all.num_slower === 0 ? "" : `, ${count(all.num_slower)} of them slower for it`;
   const jobs = `in ${counted(all.num_saving, "job")}${slower}`;
-  const share = all.saved_of_j > 0 ? `${percent((100 * all.saved_j) / all.saved_of_j)}; ` : "";
+  const saved = sureSaved(all);
+  const share = saved && all.saved_of_j > 0 ? `${percent((100 * saved) / all.saved_of_j)}; ` : "";
   if (all.saved_low_j === null || all.saved_high_j === null) return share + jobs;
   return `${share}${wattHours(all.saved_low_j)} to ${wattHours(all.saved_high_j)} ${jobs}`;
 }

@@ -30,6 +30,7 @@ export class StageClockChart {
     this.chart = new StepChart(place, {
       title: "SM clock of a stage, MHz, measured and planned",
       height: CLOCK_HEIGHT,
+      hasSteps: true,
       lines: LINES,
       range: wholeRange,
       ticks: (clocks_mhz) => clocks_mhz.map((mhz) => fixed(mhz, 0)),

@@ -135,6 +135,7 @@ export class StepCharts {
       ...common,
       title,
       height: PLOT_HEIGHT,
+      hasSteps: !isTime,
       lines: LINES,
       range: usualRange,
       ticks: isTime ? secondTicks : jouleTicks,

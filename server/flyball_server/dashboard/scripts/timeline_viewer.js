@@ -125,11 +125,12 @@ export class TimelineViewer {
   show(iterations) {
     const { bounds: before } = this.view;
     const { planTitle, baselineTitle } = iterations;
-    this._iterations = iterations;
     const bounds = boundsOf(iterations);
     // The view stays where it was for another version of the same job.
     const isAlike =
+      this._iterations !== null &&
       before.numRows === bounds.numRows && Math.abs(before.end_s / bounds.end_s - 1) < 0.5;
+    this._iterations = iterations;
     this.view = isAlike ? within({ ...this.view, bounds }) : fitted(bounds);
     this._reader.show([iterations.plan, iterations.baseline]);
     this._tip.hide();

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from flyball_profiles.gpu_conditions import (
+    ENFORCED_LIMITS,
+    SAME_LIMIT,
     ConditionChange,
     GpuConditions,
     changes,
@@ -112,18 +114,33 @@ class ChangedRanks:
 def changed_ranks(
     profiled: ProfiledConditions | None, ranks: Sequence[RankRecord]
 ) -> tuple[ChangedRanks, ...]:
-    """Return what has changed on the ranks in training, changes of work first."""
+    """Return what has changed on the ranks in training, changes of work first.
+
+    A limit above the profiled one counts where it is the lowest of its stage.
+    """
     found: dict[tuple[bool, str], list[int]] = {}
-    for rank in ranks:
-        if profiled is None or rank.conditions is None or rank.has_left:
+    present = [rank for rank in ranks if not rank.has_left]
+    lowest = stage_conditions(present, 1 + max((rank.stage for rank in present), default=0))
+    for rank in present:
+        if profiled is None or rank.conditions is None:
             continue
         for change in profiled.changes_of(rank.stage, rank.conditions):
+            if _is_above_others(change, lowest[rank.stage]):
+                continue
             key = (profiled.is_of_work(rank.stage, change), change.since("profiled"))
             found.setdefault(key, []).append(rank.rank)
     return tuple(
         ChangedRanks(text=text, ranks=tuple(sorted(numbers)), is_of_work=is_of_work)
         for (is_of_work, text), numbers in sorted(found.items(), key=lambda item: not item[0][0])
     )
+
+
+def _is_above_others(change: ConditionChange, of_stage: GpuConditions | None) -> bool:
+    """Return whether a limit is raised only on some GPUs of a stage, which wait for the others."""
+    if change.name not in ENFORCED_LIMITS or float(change.now) < float(change.before):
+        return False
+    lowest_w = None if of_stage is None else getattr(of_stage, change.name)
+    return lowest_w is None or float(change.now) > lowest_w * (1 + SAME_LIMIT)
 
 
 def changed_conditions(

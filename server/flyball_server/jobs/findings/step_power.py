@@ -19,9 +19,10 @@ from flyball_server.jobs.findings.stragglers import DetectionWindow, advanced_wi
 from flyball_server.jobs.job_state import OVER
 from flyball_server.jobs.loop_state import JobLoopState, StepPower
 from flyball_server.jobs.measurements.announced_work import deadline_ratio
-from flyball_server.jobs.records import JobRecord, StepTotals
+from flyball_server.jobs.records import JobRecord
 from flyball_server.jobs.registry.inspection import require_job, require_plan
 from flyball_server.jobs.services import JobServices
+from flyball_server.jobs.step_records import StepTotals
 from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.jobs.versions.planning import read_planning
 from flyball_server.kit.lru import Lru

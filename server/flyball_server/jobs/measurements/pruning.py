@@ -11,9 +11,14 @@ import time
 from collections.abc import Iterable, Mapping
 
 from flyball_server.jobs.measurements.step_reading import add_all
-from flyball_server.jobs.moments import Moments, StageMoments
-from flyball_server.jobs.records import FoldPlace, StepDetail, StepRecord
 from flyball_server.jobs.services import JobServices
+from flyball_server.jobs.step_records import (
+    FoldPlace,
+    Moments,
+    StageMoments,
+    StepDetail,
+    StepRecord,
+)
 from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.jobs.store.sql.job_writer import JobWriter
 from flyball_wire.messages import JobSpec, JobState

@@ -1,4 +1,4 @@
-"""What the announced work of steps takes at the highest clocks, to compare steps at equal work."""
+"""Times of steps' announced work at the highest clocks, to compare steps at equal work."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from flyball_profiles.stage_profile import StageProfile
 from flyball_server.jobs.loop_state import WorkModel
 from flyball_server.jobs.measurements.announced_work import coefficients_of, known_lengths
 from flyball_server.jobs.measurements.step_pairs import WorkAtHighest
-from flyball_server.jobs.records import PlanRecord, StepTotals
+from flyball_server.jobs.records import PlanRecord
+from flyball_server.jobs.step_records import StepTotals
 from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.kit.lru import Lru
 from flyball_server.planning.documents.predicted_timeline import planned_models

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from flyball_server.jobs.records import StepTotals
+from flyball_server.jobs.step_records import StepTotals
 from flyball_wire.closed_loop import Deviation, DeviationKind, Estimate
 
 # In the figures; the others are left out.
@@ -156,8 +156,7 @@ def default_clocks_deviation(
             is_counted=True,
             text=(
                 f"{_counted(num_steps, 'step')} ran without a plan, at default clocks"
-                f" ({time_s:.1f} s{energy}). The nearest steps at the highest clocks are a"
-                " version's baseline, so these may be."
+                f" ({time_s:.1f} s{energy}). Such steps may serve as a baseline."
             ),
         ),
     )

@@ -17,8 +17,9 @@ from flyball_wire.closed_loop import (
 )
 from flyball_wire.read_models import PredictedIteration
 
-# Change of time in % that is said to be none.
-_SAME_TIME_PERCENT = 0.05
+# Change in % that is said to be none.
+_SAME_PERCENT = 0.05
+_SAME_TIME = "in the same time"
 _NO_CHANGE_IN_TIME = "with no measurable change in time"
 
 
@@ -58,7 +59,7 @@ def headline_of(
                 is_measured=True,
                 caveats=(_since_slow(slow_ranks), *caveats),
                 because=f", {theirs:.1f} % from {ranks_text(slow_ranks)}",
-                costs_time=_predicted_slowdown(predicted) >= _SAME_TIME_PERCENT,
+                costs_time=_predicted_slowdown(predicted) >= _SAME_PERCENT,
             )
     if predicted is None:
         return None
@@ -112,20 +113,21 @@ def _headline(
     because: str = "",
     costs_time: bool = True,
 ) -> Headline:
+    no_change = "no measurable change" if is_measured else "no change"
     energy_text = (
         f"{_change(scaled(saving, -1))} energy{_bounds(saving)}"
-        if _is_change(saving)
-        else "no measurable change in energy"
+        if _is_told(saving)
+        else f"{no_change} in energy"
     )
     time_text = _time_text(slower)
     tone = HeadlineTone.NONE
-    if _is_change(saving):
-        is_slower = costs_time and _is_change(slower) and slower.mean >= _SAME_TIME_PERCENT
+    if _is_told(saving):
+        is_slower = costs_time and _is_told(slower) and slower.mean > 0
         gain = HeadlineTone.TRADE if is_slower else HeadlineTone.GAIN
         tone = gain if saving.mean > 0 else HeadlineTone.LOSS
     text = f"{energy_text} {time_text}{_bounds(slower) if _is_told(slower) else ''}{because}"
-    if not _is_change(saving) and time_text == _NO_CHANGE_IN_TIME:
-        text = "no measurable change in energy or time"
+    if not _is_told(saving) and time_text in (_NO_CHANGE_IN_TIME, _SAME_TIME):
+        text = f"{no_change} in energy or time"
     return Headline(
         text=text,
         time_text=time_text + because,
@@ -140,15 +142,15 @@ def _is_change(percent: Estimate) -> bool:
     return (percent.low or 0.0) > 0 or (percent.high or 0.0) < 0
 
 
-def _is_told(slower: Estimate) -> bool:
-    return _is_change(slower) and abs(slower.mean) >= _SAME_TIME_PERCENT
+def _is_told(percent: Estimate) -> bool:
+    return _is_change(percent) and abs(percent.mean) >= _SAME_PERCENT
 
 
 def _time_text(slower: Estimate) -> str:
     if _is_told(slower):
         return f"{'at' if slower.mean > 0 else 'in'} {_change(slower)} time"
-    if max(abs(slower.low or 0.0), abs(slower.high or 0.0)) < _SAME_TIME_PERCENT:
-        return "in the same time"
+    if max(abs(slower.low or 0.0), abs(slower.high or 0.0)) < _SAME_PERCENT:
+        return _SAME_TIME
     return _NO_CHANGE_IN_TIME
 
 

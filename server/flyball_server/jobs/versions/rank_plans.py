@@ -312,13 +312,12 @@ class RankPlans:
 
     Args:
         render: function that serialises a part; its plan's `first_step` is current.
-        kept_jobs: number of jobs with a cached newest version.
     """
 
-    def __init__(self, render: Callable[[RankPlan], bytes], *, kept_jobs: int = KEPT_JOBS) -> None:
+    def __init__(self, render: Callable[[RankPlan], bytes]) -> None:
         self._render = render
         self._lock = threading.Lock()
-        self._versions = Lru[str, _Version](kept_jobs)
+        self._versions = Lru[str, _Version](KEPT_JOBS)
 
     def answer(
         self, services: JobServices, job_id: str, questions: Sequence[PlanQuestion]

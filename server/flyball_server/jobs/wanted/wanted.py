@@ -1,4 +1,4 @@
-"""What a job should run now: a function without memory, and where the job stands against it."""
+"""Plan that a job should run now, a function without memory, and the job's standing against it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LONGEST_PAUSE_S = 600.0
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """What a job should run now, as what to solve."""
+    """Plan that a job should run now, as a request to solve."""
 
     #: What the version is for.
     purpose: Purpose
@@ -169,7 +169,7 @@ def _changes_in_s(findings: JobLoopState, now: datetime) -> float | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Standing:
-    """Where a job stands against what it should run; by default its newest version is that."""
+    """Standing of a job against the plan it should run; by default its newest version is that."""
 
     #: True if it is to be solved now.
     is_due: bool = False

@@ -101,7 +101,7 @@ class _Pipeline(_Clocks, _Share):
 
 @dataclass(frozen=True, kw_only=True)
 class _Header(_Strict):
-    """What all plans have; fields of type `object` follow from others and are not read.
+    """Header of every plan; fields of type `object` follow from others and are not read.
 
     Times of clock changes are one delay, or `transitions` where `transition_ms` is null.
     """
@@ -270,7 +270,9 @@ def read_part(kind: type[T], document: object, whole: str) -> T:
     from pydantic import ValidationError  # noqa: PLC0415 - as in `adapter_of`
 
     try:
-        return cast("T", adapter_of(kind).validate_json(json.dumps(document), strict=True))
+        return cast(
+            "T", adapter_of(cast("Any", kind)).validate_json(json.dumps(document), strict=True)
+        )
     except ValidationError as error:
         place, message = first_fault(error)
         raise PlanningError(message, field=place or whole) from None

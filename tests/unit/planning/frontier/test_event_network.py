@@ -13,7 +13,9 @@ from tests.unit.planning.tiny_pipelines import (
     assigned_any_models,
     assigned_models,
     equal_profile,
+    model_of,
     network_of,
+    node_of,
     operating_points,
     profile_of,
     request_of,
@@ -31,6 +33,24 @@ from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_server.planning.model.simulator import simulate
 from flyball_server.planning.planner import make_plan
 from flyball_wire.read_models import SavingSources
+
+NAMED_EVENTS = 3  # BEGIN, DEADLINE, END
+
+
+def test_in_1f1b_every_hand_over_is_one_event() -> None:
+    """Stage 0 runs F0 F1 B0 B1, stage 1 F0 B0 F1 B1.
+
+    Five hand-overs: after 0F0; 1F0; 0F1 and 1B0 (which 0B0 and 1F1 both wait for); 1F1; 0B0 and
+    1B1.
+    """
+    model = model_of(equal_profile(2), 2)
+    network = network_of(model)
+    assert network.num_events == NAMED_EVENTS + 5
+    assert len(network.tail) == 8 + 1  # no arc that only keeps order
+    forward_1, backward_0 = node_of(model, 0, F, 1), node_of(model, 1, B, 0)
+    assert network.head[forward_1] == network.head[backward_0]
+    assert network.tail[node_of(model, 0, B, 0)] == network.head[forward_1]
+    assert network.tail[node_of(model, 1, F, 1)] == network.head[forward_1]
 
 
 @given(assigned_models())

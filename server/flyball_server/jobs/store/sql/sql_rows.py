@@ -21,8 +21,14 @@ from flyball_server.jobs.conditions.changes import ProfiledConditions
 from flyball_server.jobs.job_state import JobInput
 from flyball_server.jobs.loop_state import JobLoopState
 from flyball_server.jobs.measurements.step_fold import StepFold, VersionFold
-from flyball_server.jobs.moments import InstructionKey, Moments, StageMoments
-from flyball_server.jobs.records import JobRecord, PlanRecord, Record, StepDetail, StepTotals
+from flyball_server.jobs.records import JobRecord, PlanRecord, Record
+from flyball_server.jobs.step_records import (
+    InstructionKey,
+    Moments,
+    StageMoments,
+    StepDetail,
+    StepTotals,
+)
 from flyball_server.kit.checked_documents import adapter_of
 from flyball_server.kit.lru import Lru
 from flyball_server.planning.documents.plan_document import plan_document, plan_from_document
