@@ -453,7 +453,7 @@ class StepExchange:
         Each look takes time of a loop that is bound by its launches.
         """
         return self._until(
-            poll, pauses_s=(_NEWS_PAUSE_S,) * 2, timeout_s=timeout_s, is_over=is_over
+            poll, pauses_s=(_NEWS_PAUSE_S, _NEWS_PAUSE_S), timeout_s=timeout_s, is_over=is_over
         )
 
     def _until(
