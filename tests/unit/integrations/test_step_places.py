@@ -10,7 +10,6 @@ import pytest
 import torch.distributed
 
 from flyball_client.steps.agreement import AgreementError
-from flyball_integrations.shared import step_agreement
 from flyball_integrations.shared.step_agreement import _Places, decline_to_agree
 
 NUM_RANKS = 4
