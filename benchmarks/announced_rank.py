@@ -30,12 +30,6 @@ from served_planner import put_profile_of_job
 JOB_ID = "announced"
 WARM_UP_STEPS = 400
 WIDTH = 8
-# Beside what is each framework's own; the emulated GPUs change clocks at once.
-OPTIONS: AttachOptions = {
-    "blocking_power_w": (BLOCKING_POWER_W,),
-    "transition_ms": 0.0,
-    "announces_work": True,
-}
 
 
 class Training(ABC):
@@ -58,6 +52,17 @@ class Training(ABC):
             settings=IDEAL_GPU,
             work=self._factor,
         )
+
+    def options(self, url: str) -> AttachOptions:
+        """Return the options of every framework's `attach`."""
+        return {
+            "planner_url": url,
+            "gpu": self.gpu,
+            "blocking_power_w": (BLOCKING_POWER_W,),
+            # Of the emulated GPU, whose clocks change at once.
+            "transition_ms": 0.0,
+            "announces_work": True,
+        }
 
     @property
     @abstractmethod
@@ -106,9 +111,7 @@ class DataParallel(Training):
             self._model,
             job_id=JOB_ID,
             num_microbatches=case.num_microbatches if case.meets_often else None,
-            planner_url=url,
-            gpu=self.gpu,
-            **OPTIONS,
+            **self.options(url),
         )
 
     @property
@@ -162,9 +165,7 @@ class Pipeline(Training):
             self._engine,
             job_id=JOB_ID,
             p2p="eager",
-            planner_url=url,
-            gpu=self.gpu,
-            **OPTIONS,
+            **self.options(url),
         )
         self._detach = pipeline.detach
 

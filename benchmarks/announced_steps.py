@@ -238,7 +238,7 @@ def _recorded(case: Case, number: int) -> list[RecordedStep]:
             RecordedPipeline(
                 dp_rank=pipeline,
                 stages=tuple(tuple(timed(pipeline, each) for each in stage) for stage in stages),
-                line=0,
+                source=case.text,
             )
             for pipeline in range(case.num_pipelines)
         )

@@ -352,7 +352,7 @@ def test_times_beside_the_instructions_are_shown_with_their_origin(modules: Modu
     """
     text = "a tail of 60 ms (given), transfers of 8 ms; measured in 12 steps of v1 where not given"
     shown = modules.run("figures_panel", code, job=job(delays={"text": text}))
-    assert shown == [False, f"Beside the instructions the plan counts {text}."]
+    assert shown == [False, f"Besides the instructions, the plan counts {text}."]
     assert modules.run("figures_panel", code, job=job())[0] is True
 
 

@@ -121,12 +121,13 @@ def training(
     **options: Any,  # noqa: ANN401 - as JobRegistration has them
 ) -> Iterator[Job]:
     """Ranks of a job with these options, each on a GPU of one node."""
+    given: dict[str, Any] = {"transition_ms": 1e3 * DELAY_S, "effort": Effort.LOW}
     registration = JobRegistration(
         num_stages=NUM_STAGES,
         num_microbatches=NUM_MICROBATCHES,
         blocking_power_w=(BLOCKING_POWER_W,),
         emulated=True,
-        **{"transition_ms": 1e3 * DELAY_S, "effort": Effort.LOW} | options,
+        **given | options,
     )
     url = str(planner.http.base_url)
     with PlannerClient(url) as client:
@@ -253,7 +254,7 @@ def test_a_given_tail_stays_and_the_transfers_are_measured_and_shown_as_such(
     assert report["version"] == 1
     measured = f"measured in {report['num_steps']} steps of v1 where not given"
     assert report["text"] == f"a tail of 20 ms (given), transfers of 8, 4, 12 ms; {measured}"
-    assert f"Beside the instructions the plan counts {report['text']}.\n" in printed
+    assert f"Besides the instructions, the plan counts {report['text']}.\n" in printed
 
 
 @pytest.mark.parametrize("work", [0.05, 0.3])
@@ -266,7 +267,7 @@ def test_steps_whose_work_differs_keep_the_highest_clocks_and_say_so(
         kept = job.plan(2)
         assert {mhz for stage in kept["stages"] for _, _, mhz in stage} == {1400}
         (note,) = [each for each in job.notes if "steps differ" in each]
-        found = re.search(r"scatter together by (\d+) %.* would have saved (\d+) %", note)
+        found = re.search(r"times vary by (\d+) %.* predicted to save (\d+) %", note)
         assert found is not None
         # Medians of as few as four usable steps.
         assert 0.4 * work <= float(found[1]) / 100 <= 1.6 * work

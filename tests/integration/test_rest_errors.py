@@ -181,6 +181,14 @@ def test_an_address_typed_into_a_browser_is_answered_with_a_way_to_the_page(
     assert "llm" not in answer.text
 
 
+def test_without_a_token_a_browser_is_led_to_the_page_which_asks_for_it() -> None:
+    with live_planner(token="secret") as planner:  # noqa: S106 - a test's
+        answer = planner.http.get("/jobs/llm", headers={"Accept": "text/html,*/*;q=0.8"})
+        assert (answer.status_code, answer.headers["content-type"][:9]) == (401, "text/html")
+        assert '<a href="/">All jobs</a>' in answer.text
+        assert problem(planner.http.get("/jobs/llm"), 401)
+
+
 def test_a_parameter_out_of_bounds_is_named(planner: LivePlanner) -> None:
     for path, name in (
         (f"plans/{10**30}", "version"),

@@ -108,11 +108,9 @@ def test_traces_of_torchs_profiler_are_the_steps_that_ran(
         path.write_text(rank[f"{name} traced"]["trace"])
     profile, out = tmp_path / "profile.csv", tmp_path / "clocks.csv"
     profile.write_text(write_stage_profile(alike_stages(_NUM_RANKS)))
-    options = [] if places is None else ["--trace-places", places]
-    document = document_of(
-        *("replay", "--steps", *traces, *options, "--profile", profile, "--clocks", out),
-        *("--blocking-power", "80", "--no-transitions"),
-    )
+    options: list[str | Path] = ["--profile", profile, "--clocks", out, "--blocking-power", "80"]
+    options += [] if places is None else ["--trace-places", places]
+    document = document_of("replay", "--steps", *traces, *options, "--no-transitions")
     assert document["steps"] == 2
     rows = list(csv.DictReader(out.read_text().splitlines()))
     for step in ("1", "2"):  # those that the profiler recorded

@@ -230,7 +230,7 @@ def _notes(report: JobReport) -> Iterator[str]:
     if newest is not None and newest.compared:
         yield _fixed_clocks(newest)
     if report.delays is not None:
-        yield f"Beside the instructions the plan counts {report.delays.text}"
+        yield f"Besides the instructions, the plan counts {report.delays.text}"
     if report.order_advice is not None:
         yield report.order_advice.text
     for version in report.versions[:-1]:

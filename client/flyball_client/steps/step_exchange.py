@@ -299,8 +299,9 @@ class StepExchange:
         self._until_news(lambda: self._is_due(step) or None)
         announced = self._announced.pop(step, None)
         # None: it is too late for a plan.
-        is_late = self._is_late(step)
-        plan, others = (None, {}) if is_late else (self._next_plan, self._other_plans)
+        plan, others = self._next_plan, self._other_plans
+        if self._is_late(step):
+            plan, others = None, dict[int, PlanKey]()
         load, in_force_mhz = self._gather(step, plan, others, announced)
         plan = plan if load is None else load.plan
         timed = None if load is None else self._answer_to(load, _StepTimes)
@@ -356,7 +357,7 @@ class StepExchange:
         own = _Said(
             step=step,
             plan=plan,
-            others=tuple((number, *key) for number, key in others.items()),
+            others=tuple((number, key.version, key.plan_id) for number, key in others.items()),
             stage=self._stage,
             last_mhz=self._last_mhz,
             slowness=Slowness() if plan is None else self._slowness.of(plan),
@@ -452,7 +453,7 @@ class StepExchange:
         Each look takes time of a loop that is bound by its launches.
         """
         return self._until(
-            poll, pauses_s=(_NEWS_PAUSE_S,) * 2, timeout_s=timeout_s, is_over=is_over
+            poll, pauses_s=(_NEWS_PAUSE_S, _NEWS_PAUSE_S), timeout_s=timeout_s, is_over=is_over
         )
 
     def _until(

@@ -158,15 +158,20 @@ async def _handle_validation(_request: Request, error: Exception) -> Response:
 
 async def _handle_http(request: Request, error: Exception) -> Response:
     known = cast("HTTPException", error)
-    if known.status_code == 404 and _is_from_browser(request):
-        page = _NO_PAGE.format(start=f"{request.scope.get('root_path', '')}/")
-        return HTMLResponse(page, 404, API_HEADERS)
+    if known.status_code == 404 and is_from_browser(request):
+        return no_page(request, 404)
     detail = _FRAMEWORK_DETAIL.get(known.status_code, str(known.detail))
     headers = {"Allow": _allowed(request)} if known.status_code == 405 else known.headers
     return _answer(known.status_code, Problem(detail=detail), headers)
 
 
-def _is_from_browser(request: Request) -> bool:
+def no_page(request: Request, status: int) -> Response:
+    """Return the answer to a browser at an address that is no page: a link to the jobs."""
+    page = _NO_PAGE.format(start=f"{request.scope.get('root_path', '')}/")
+    return HTMLResponse(page, status, API_HEADERS)
+
+
+def is_from_browser(request: Request) -> bool:
     """Return whether someone looks for a page: a browser names HTML, and clients JSON or all."""
     return request.method == "GET" and "text/html" in request.headers.get("accept", "")
 

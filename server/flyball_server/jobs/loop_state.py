@@ -18,7 +18,7 @@ from flyball_wire.online_profiling import ProfilingResult
 from flyball_wire.orders import OrderAdvice
 from flyball_wire.plans.plan import MAX_SLOWDOWN
 
-KEPT_HIGHEST = "one plan would make steps longer, and the highest clocks are kept"
+KEPT_HIGHEST = "one plan would make steps longer, so the highest clocks are kept"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,15 +123,14 @@ class MeasuredDelays:
         if not self.work:
             return None
         note = (
-            f"steps differ in their work: times of a microbatch's instructions scatter together by"
-            f" {100 * self.work:.0f} %, so {KEPT_HIGHEST}; announce the work"
-            " of each step, and it gets clocks of its own"
+            f"steps differ in their work (a microbatch's times vary by {100 * self.work:.0f} %):"
+            f" {KEPT_HIGHEST}; announce the work of each step to give it clocks of its own"
         )
         if self.step_plans_saving_percent is None:
             return note
         return (
-            f"{note}, which would have saved {self.step_plans_saving_percent:.0f} % of these steps'"
-            " energy, predicted"
+            f"{note}, predicted to save {self.step_plans_saving_percent:.0f} % of these steps'"
+            " energy"
         )
 
 

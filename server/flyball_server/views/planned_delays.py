@@ -45,7 +45,7 @@ def planned_delays(spec: JobSpec, planned_inputs: PlanningInputs) -> PlannedDela
     parts = [
         *_part(tail_source, f"a tail of {tail_ms:.4g} ms" if tail_ms else "no tail"),
         *_part(transfer_source, _transfers(hops_ms)),
-        *([f"{100 * jitter:.2g} % of jitter"] if jitter else []),
+        *([f"{100 * jitter:.2g} % jitter"] if jitter else []),
         *_changes(up_ms, down_ms),
         *_in_node(num_gpus, "change their clocks together", is_given=is_given),
         *_in_node(num_in_node, "set clocks one at a time", is_given=is_node_given),

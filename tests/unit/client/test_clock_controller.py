@@ -401,15 +401,6 @@ def test_a_clock_that_another_program_changed_is_set_again_once_it_is_certain(
     assert desk.counted(*LOCK_WORDS, word.NUM_ASSERTED) == (1200, 1, 1)
 
 
-@pytest.mark.parametrize("limit", [ClockLimit.POWER, ClockLimit.THERMAL, ClockLimit.OTHER])
-def test_a_clock_that_a_limit_explains_is_nobodys_change(desk: Desk, limit: ClockLimit) -> None:
-    desk.serve(1200)
-    desk.gpu.limits = limit
-    desk.clock.move(ASSERT_AFTER_S)
-    read_other(desk, 900, num=20)
-    assert desk.gpu.told == [1200]
-
-
 def test_a_clock_is_set_again_three_times_an_hour_at_most(desk: Desk) -> None:
     desk.serve(1200)
     desk.read_after(SETTLE_S)
@@ -512,8 +503,14 @@ def test_a_gpu_that_ignores_clocks_that_change_often_is_found_within_a_minute(de
 
 
 @pytest.mark.parametrize("limit", [ClockLimit.POWER, ClockLimit.THERMAL, ClockLimit.OTHER])
-def test_a_clock_that_a_limit_holds_is_not_without_effect(desk: Desk, limit: ClockLimit) -> None:
+def test_a_clock_that_a_limit_holds_is_nobodys_change_nor_without_effect(
+    desk: Desk, limit: ClockLimit
+) -> None:
+    desk.serve(1200)
     desk.gpu.limits = limit
+    desk.clock.move(ASSERT_AFTER_S)
+    read_other(desk, 900, num=20)
+    assert desk.gpu.told == [1200]
     alternate(desk, 1000, 3 * int(STUCK_S / READ_PERIOD_S), (1400, 1200))
     assert not word.yields(desk.shared_state.words)
 

@@ -256,16 +256,6 @@ def profiler(gpu: ScriptedGpu, workload: Workload) -> StageProfiler:
     return StageProfiler(gpu=gpu, workload=workload, rule=MeasuringRule(), now_s=gpu.now_s)
 
 
-def test_each_clock_is_set_once_and_given_back_at_the_end(gpu: ScriptedGpu) -> None:
-    workload = Workload(instructions={"forward": gpu.run_once, "backward": gpu.run_once})
-    sweep = Sweep(workload.kinds, gpu.supported_sm_clocks_mhz())
-    with HeldClock(gpu) as clock:
-        points = list(profiler(gpu, workload).measure(sweep, clock))
-    assert gpu.told == [1400, 1200, 900, 1400, 1200, 900, RESET]
-    for point in points:
-        assert point.time_s == pytest.approx(10.0 / point.frequency_mhz)
-
-
 def test_an_instruction_that_fails_is_named_with_its_clock(gpu: ScriptedGpu) -> None:
     def run_once() -> None:
         raise ValueError("shapes\ndiffer")

@@ -347,11 +347,13 @@ def test_a_step_may_say_that_its_ranks_meet_elsewhere() -> None:
     ranks = [Rank(meeting, pipeline, 0, coupling="backward") for pipeline in (0, 1)]
     with running(*ranks):
         highest_of = []
-        for step, coupling in ((1, None), (2, "step"), (3, None)):
+        couplings: list[Coupling | None] = [None, "step", None]
+        for step, coupling in enumerate(couplings, 1):
             # Rank 0 is as heavy as the other in the second microbatch, and lighter in sum.
             ranks[0].exchange.announce(step, [1.0, 3.0], coupling=coupling)
             ranks[1].exchange.announce(step, [3.0, 3.0], coupling=coupling)
-            wait_until(lambda step=step: all(rank.has_plan(step) for rank in ranks))
+            for rank in ranks:
+                wait_until(partial(rank.has_plan, step))
             highest_of.append(max(ranks[0].clocks(step)))
             for rank in ranks:
                 rank.begin(step)

@@ -130,14 +130,6 @@ def test_a_pair_within_the_noise_is_left_out() -> None:
     assert {pair.from_mhz + pair.to_mhz for pair in found.pairs} == {1410 + 900, 1395 + 900}
 
 
-@pytest.mark.slow
-def test_a_stall_lies_between_onset_and_completion() -> None:
-    found = measured(replace(EmulatedGpuSettings.exact_delay(0.005), stall_s=0.003), 1410, 1050)
-    for pair in found.pairs:
-        assert pair.onset.p50_s == pytest.approx(0.005, rel=0.1)
-        assert pair.completion.p50_s == pytest.approx(0.008, rel=0.1)
-
-
 class ScriptedBench(TransitionBench):
     """A GPU whose changes take the times of a list; the clocks are also its rates."""
 

@@ -10,7 +10,6 @@ import pytest
 import torch.distributed
 
 from flyball_client.steps.agreement import AgreementError
-from flyball_integrations.shared import step_agreement
 from flyball_integrations.shared.step_agreement import _Places, decline_to_agree
 
 NUM_RANKS = 4
@@ -20,7 +19,7 @@ NUM_RANKS = 4
 def on_ranks(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[int], object]], list[object]]:
     """Call a function on all ranks, each in a thread, with one store."""
     store, here = torch.distributed.HashStore(), threading.local()
-    world = step_agreement.torch.distributed
+    world = torch.distributed
     monkeypatch.setattr(world, "get_rank", lambda: here.rank)
     monkeypatch.setattr(world, "get_world_size", lambda: NUM_RANKS)
     monkeypatch.setattr(world, "is_initialized", lambda: True)
@@ -51,7 +50,8 @@ def test_ranks_that_announce_learn_at_once_which_do_not(
 ) -> None:
     def call(rank: int) -> object:
         if rank in silent:
-            return decline_to_agree()
+            decline_to_agree()
+            return None
         return _Places().exchange((rank, 0, 0, 0), 20.0)
 
     for rank, found in enumerate(on_ranks(call)):

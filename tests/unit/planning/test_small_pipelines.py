@@ -120,9 +120,15 @@ def test_the_bound_is_on_all_plans_within_the_target_and_late_changes_are_apart(
 VARYING = delays((0.004413, 0.006586, 0.01704), (0.020068, 0.020877, 0.021877))
 
 
-@pytest.mark.parametrize("early_requests", [True, False])
-@pytest.mark.parametrize("delay", [{"transitions": VARYING}, {"transition_ms": 15.0}])
-@pytest.mark.parametrize("max_switches", [None, 6])
+@pytest.mark.parametrize(
+    ("early_requests", "delay", "max_switches"),
+    [
+        (True, {"transitions": VARYING}, None),
+        (False, {"transitions": VARYING}, 6),
+        (True, {"transition_ms": 15.0}, 6),
+        (False, {"transition_ms": 15.0}, None),
+    ],
+)
 def test_the_fastest_plan_never_needs_more_than_the_baseline_with_its_late_changes(
     early_requests: bool, delay: dict[str, Any], max_switches: int | None
 ) -> None:

@@ -93,7 +93,6 @@ def test_limits_are_kept_where_there_is_no_deadline(early_requests: bool) -> Non
     ("dwell_ms", "options"),
     [
         (0.0, {}),
-        (100.0, {}),
         (100.0, {"transition_ms": 5.0, "tail_ms": 30.0}),
         (60_000.0, {"transition_ms": 5.0, "tail_ms": 30.0}),
     ],

@@ -190,8 +190,10 @@ def test_overruns_are_named_with_the_figures_of_the_steps_without_them() -> None
     unsettled, overrun = sorted(version.deviations, key=lambda each: each.is_counted)
     assert (overrun.kind, overrun.num_steps, overrun.num_events) == ("overrun", 20, 240)
     assert overrun.text.startswith("In 20 of 40 counted steps a computation took longer than its")
-    assert "(240 overruns). The figures count them; 20 other steps on the plan had" in overrun.text
-    assert "had +0.00 % [+0.00, +0.00] time and 10.00 %" in overrun.text
+    assert (
+        "(240 overruns). The figures count them; of 20 other steps on the plan they" in overrun.text
+    )
+    assert "they are +0.00 % [+0.00, +0.00] time and 10.00 %" in overrun.text
     assert (unsettled.kind, unsettled.num_steps) == ("unsettled", 1)
     every_step = [*default_steps(range(10)), *measured[31:]]
     overrun = only(fold(every_step, v1=PLAIN)).deviations[0]

@@ -8,7 +8,6 @@ import {
   joules,
   percent,
   percentAbove,
-  savedText,
   seconds,
   sureMean,
   wattHours,
@@ -61,7 +60,7 @@ export function createFiguresPanel(element) {
       ownPlan.hidden = overview.own_plan === null;
       setText(ownPlan, `Newest step's own plan: ${overview.own_plan?.text ?? ""}.`);
       delays.hidden = overview.delays === null;
-      setText(delays, `Beside the instructions the plan counts ${overview.delays?.text ?? ""}.`);
+      setText(delays, `Besides the instructions, the plan counts ${overview.delays?.text ?? ""}.`);
       setChildren(head, ...headRows(overview));
       setChildren(body, ...figureRows(overview).map(rowElement));
     },
@@ -83,8 +82,12 @@ function captionOf({ measured, emulated }) {
  * Return the job's saving with the time that it takes, and what limits the comparison.
  * @param {JobOverview} job
  */
-function headlineOf({ headline, emulated }) {
-  if (headline === null) return [make("p.note", "No plan yet.")];
+function headlineOf({ headline, emulated, state, job_id }) {
+  if (headline === null) {
+    const put = `flyball jobs profile put ${job_id} PROFILE.csv`;
+    const why = state === "awaiting-profile" ? [" The job needs a profile: ", make("code", put)] : [];
+    return [make("p.note", "No plan yet.", ...why)];
+  }
   const how = headline.is_measured ? `measured${emulated ? " on emulated GPUs" : ""}` : "predicted";
   return [
     make(
@@ -98,8 +101,9 @@ function headlineOf({ headline, emulated }) {
 
 /** Return what the folded figures come to. @param {JobOverview} job @param {number} numNotes */
 function moreText({ saved_j, predicted }, numNotes) {
+  const saved = sureMean(saved_j);
   return [
-    saved_j ? `${savedText(saved_j)} so far` : "figures of an iteration",
+    saved === null ? "figures of an iteration" : `${wattHours(saved)} saved so far`,
     predicted ? `plan ${gapWord(predicted.gap_percent)}` : "",
     numNotes === 0 ? "" : counted(numNotes, "note"),
   ]

@@ -118,12 +118,6 @@ export function sureMean(estimate) {
   return estimate.low > 0 || estimate.high < 0 ? estimate.mean : null;
 }
 
-/** Return an energy that was saved in all. @param {import("./wire_types.js").Estimate} saved_j */
-export function savedText(saved_j) {
-  const mean = sureMean(saved_j);
-  return mean === null ? "no measurable saving" : `${wattHours(mean)} saved`;
-}
-
 /**
  * Return the difference of a value to a reference in per cent.
  * @param {number} value

@@ -13,7 +13,7 @@ import { FrontierPicture } from "./frontier_picture.js";
 /** Point by its number, or mark. @typedef {{point: number} | {mark: Mark}} Told */
 
 const HEIGHTS = { wide: 480, narrow: 320 };
-const NARROW = 560;
+const NARROW = 400;
 // px around a point or mark, for a pointer and for a finger.
 const REACH = { fine: 22, coarse: 44 };
 const POINT_FIRST = 4; // px by which a point is preferred to a mark

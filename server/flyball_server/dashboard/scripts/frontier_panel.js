@@ -29,6 +29,7 @@ import { DetailsTable, makeRow } from "./tables.js";
 export class FrontierPanel {
   /** @param {HTMLElement} element @param {PanelContext} context */
   constructor(element, context) {
+    this._element = element;
     this._context = context;
     /** @type {JobPageState | null} */
     this._state = null;
@@ -193,12 +194,13 @@ export class FrontierPanel {
       const passed = passed_s < 2 ? "" : ` ${count(passed_s)} s so far`;
       this._tell(`Computing the frontier\u2026${passed}`);
     };
-    tell();
     this._timer = setInterval(tell, 1000);
+    tell();
   }
 
   _stopTimer() {
     clearInterval(this._timer);
+    this._timer = 0;
   }
 
   _show() {
@@ -241,6 +243,8 @@ export class FrontierPanel {
     const lead = this._isStale() ? "The job has changed since this frontier was computed. " : "";
     setText(this._message, words && lead + words);
     this._message.hidden = words === "";
+    const isIdle = words !== "" && this._frontier === null && this._timer === 0;
+    this._element.classList.toggle("idle", isIdle);
   }
 }
 

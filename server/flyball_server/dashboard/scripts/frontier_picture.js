@@ -57,7 +57,7 @@ export class FrontierPicture {
     this._placePoints(frontier, frame, canChoose);
     this._front.replaceChildren(
       ...drawn.map((mark) => markShape(mark, frame)),
-      ...frontierLabels(frontier, drawn, frame),
+      ...frontierLabels(frontier, drawn, { ...frame, top: frame.top + OUTSIDE_ROOM * outside.length }),
       ...outside.map((mark, index) => outsideLabel(mark, index, frame)),
     );
     return frame;
@@ -132,11 +132,16 @@ function markShape({ kind, words, time_s, energy_j }, { x, y }) {
   });
 }
 
+// Height in px of the name of a mark beyond the axes.
+const OUTSIDE_ROOM = 16;
+
 /** Name a mark beyond the axes at the edge. @param {Mark} mark @param {number} index @param {Frame} frame */
-function outsideLabel({ label, time_s, energy_j }, index, { left, right, top, bottom, x, y }) {
-  const words = `${label}, ${seconds(time_s)}, ${joules(energy_j)}`;
+function outsideLabel({ kind, label, time_s, energy_j }, index, { left, right, top, bottom, x, y }) {
+  const isNarrow = right - left < ROOMY;
+  const figures = `${seconds(time_s)}, ${joules(energy_j)}`;
+  const words = isNarrow ? `${MARKS[kind].words}, ${figures}` : `${label}, ${figures}`;
   const name = "frontier-label";
-  const at = top + 16 * (index + 1);
+  const at = top + OUTSIDE_ROOM * (index + 1);
   if (x(time_s) > right) return text(`${words} \u2192`, right - 6, at, "end", name);
   const away = y(energy_j) < top ? "\u2191" : y(energy_j) > bottom ? "\u2193" : "";
   return text(`${x(time_s) < left ? "\u2190" : away} ${words}`, left + 6, at, "start", name);

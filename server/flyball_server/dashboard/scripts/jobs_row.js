@@ -7,9 +7,9 @@ import {
   jobTarget,
   joules,
   percent,
-  savedText,
   seconds,
   sureMean,
+  wattHours,
 } from "./format.js";
 import { clocksText, emulatedBadge, gapWord, isOnPlan, progressText, shapeText, stateBadge, toDo } from "./job_words.js";
 
@@ -109,7 +109,8 @@ function iterationCell(label, job, figures) {
 function savedCell({ saving_percent: saving, headline, saved_j, predicted, is_caught_up }) {
   if (saving !== null && headline?.is_measured) {
     const bounds = interval(saving, percent);
-    const total = saved_j && `${savedText(saved_j)} in all`;
+    const sure_j = sureMean(saved_j);
+    const total = sure_j !== null && `${wattHours(sure_j)} in all`;
     const mean = figure(percent(saving.mean), `tone-${headline.tone}`);
     return cell(
       "Saved",

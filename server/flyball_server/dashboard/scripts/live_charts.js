@@ -35,7 +35,7 @@ export class LiveCharts {
     const label = { role: "group", "aria-label": "Newest steps shown" };
     const choices = make("div.choices", label, "newest ", ...this.windowButtons);
     this.readout = make("p.readout");
-    this.none = make("p.note", "No step has been measured yet.");
+    this.none = make("p.note");
     this.place = make("div.charts", {
       tabindex: "0",
       role: "application",
@@ -84,6 +84,9 @@ export class LiveCharts {
     const isEmpty = state.steps.length === 0;
     this.showChoice();
     this.none.hidden = !isEmpty;
+    // Steps come right after the overview.
+    const isLoading = state.overview.num_steps > 0;
+    setText(this.none, isLoading ? "Loading\u2026" : "No step has been measured yet.");
     this.readout.hidden = isEmpty;
     this.place.hidden = isEmpty;
     this.stages.hidden = isEmpty;

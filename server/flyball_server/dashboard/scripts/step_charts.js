@@ -69,8 +69,8 @@ export class StepCharts {
     /** @type {Listeners} */
     const common = { onCursor: (index) => pointAt(index, null), onSelect };
     this.time = this.lineChart("Iteration time", true, common);
-    this.energy = this.lineChart("Energy per iteration", false, common);
     this.heldBack = this.heldBackChart(common);
+    this.energy = this.lineChart("Energy per iteration", false, common);
     const byStage = { onCursor: pointAt, onSelect };
     this.power = this.stripChart("Mean power by stage, W, measured", byStage, {
       rows: () => stageRows(this.series.step, this.series.power_w, "W"),

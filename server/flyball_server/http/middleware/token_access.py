@@ -25,7 +25,7 @@ from flyball_server.http.edge_errors import (
     TokenError,
 )
 from flyball_server.http.middleware.host_check import AllowedHosts
-from flyball_server.http.problem_handlers import problem_response
+from flyball_server.http.problem_handlers import is_from_browser, no_page, problem_response
 from flyball_server.http.zeus.messages import REGISTER_JOB, is_zeus_path, job_of
 from flyball_server.jobs.auth.access import ANYBODY, Access, TokenGate
 from flyball_server.jobs.errors import StoreError
@@ -93,6 +93,9 @@ class AccessCheck:
             _check(scope, access)
         except (EdgeError, StoreError) as error:
             response = problem_response(error)
+            request = Request(scope)
+            if isinstance(error, TokenError) and is_from_browser(request):
+                response = no_page(request, response.status_code)
             if isinstance(error, TokenError):
                 response.headers["WWW-Authenticate"] = "Bearer"
             await response(scope, receive, send)

@@ -14,7 +14,7 @@ _COUNTED = (DeviationKind.OVERRUN, DeviationKind.CAPPED)
 _LEFT_OUT = {
     DeviationKind.CLOCK_LOST: "another program set a clock",
     DeviationKind.NO_CLOCKS: "a rank set no clocks",
-    DeviationKind.UNSETTLED: "the first after a change of version, or with ranks on several",
+    DeviationKind.UNSETTLED: "first after a change of version, or run on several versions",
     DeviationKind.MISSING: "not all ranks posted them",
 }
 
@@ -119,8 +119,10 @@ def _undisturbed_text(undisturbed: Undisturbed) -> str:
         *([] if slowdown is None else [f"{_percent(slowdown, '+.2f')} time"]),
         *([] if saving is None else [f"{_percent(saving, '.2f')} less energy"]),
     ]
-    text = f"The figures count them; {_counted(undisturbed.num_steps, 'other step')} on the plan"
-    return f"{text} had {' and '.join(figures)}." if figures else f"{text} had none."
+    others = f"{_counted(undisturbed.num_steps, 'other step')} on the plan"
+    if not figures:
+        return f"The figures count them; {others} had none."
+    return f"The figures count them; of {others} they are {' and '.join(figures)}."
 
 
 def no_clocks_deviation(num_steps: int) -> tuple[Deviation, ...]:

@@ -192,14 +192,12 @@ class _Events:
     """
 
     def __init__(self, document: object) -> None:
-        found = document.get("traceEvents") if isinstance(document, dict) else document
+        found: object = _object(document).get("traceEvents", document)
         if not isinstance(found, list):
             raise RecordingError("no trace: a list traceEvents is missing")
-        self._all = [
-            (number, each)
-            for number, each in enumerate(found)
-            if isinstance(each, dict) and isinstance(each.get("name", ""), str)
-        ]
+        events = _list(_object(document).get("traceEvents", document))
+        all_events = [(number, _object(each)) for number, each in enumerate(events)]
+        self._all = [each for each in all_events if isinstance(each[1].get("name", ""), str)]
         self.has_kernels = any(each.get("cat") == _KERNEL for _, each in self._all)
 
     def ranges(self) -> Iterator[_Range]:
@@ -250,8 +248,7 @@ def _time_us(number: int, event: Mapping[str, Any], key: str) -> float:
 
 
 def _correlation(event: Mapping[str, Any]) -> str:
-    arguments = event.get("args")
-    return str(arguments.get("correlation", "")) if isinstance(arguments, dict) else ""
+    return str(_object(event.get("args")).get("correlation", ""))
 
 
 def _times_s(ranges: Sequence[_Range], events: _Events) -> list[float]:
@@ -288,7 +285,8 @@ def _steps_of(
             " step=REGEX"
         )
     begins_us = [mark.begin_us for mark, _ in marks]
-    step, seen = 0, set[_Named]()
+    step = 0
+    seen: set[_Named] = set()
     for each, of_range in zip(named, ranges, strict=True):
         if marks:
             place = bisect.bisect_right(begins_us, of_range.begin_us) - 1
@@ -296,7 +294,8 @@ def _steps_of(
             yield marks[place][1] if is_in_it else None
             continue
         if each in seen:
-            step, seen = step + 1, set()
+            step += 1
+            seen.clear()
         seen.add(each)
         yield step
 
@@ -315,17 +314,25 @@ def _numbered(runs: Iterable[_Run]) -> Iterator[_Run]:
 
 def _places_in(document: object) -> tuple[int | None, tuple[int, ...]]:
     """Return the rank, and the ranks of its pipeline, as torch's profiler writes them."""
-    about = document.get("distributedInfo") if isinstance(document, dict) else None
-    rank = about.get("rank") if isinstance(about, dict) else None
-    if not isinstance(about, dict) or not isinstance(rank, int):
+    about = _object(_object(document).get("distributedInfo"))
+    rank = about.get("rank")
+    if not isinstance(rank, int):
         return None, ()
-    groups = about.get("pg_config")
-    for group in groups if isinstance(groups, list) else ():
-        ranks = group.get("ranks") if isinstance(group, dict) else None
-        is_pipeline = isinstance(ranks, list) and rank in ranks
-        if is_pipeline and re.search(r"(^|_)(pp|pipe)", str(group.get("pg_desc"))):
-            return rank, tuple(cast("list[int]", ranks))
+    for group in map(_object, _list(about.get("pg_config"))):
+        ranks = _list(group.get("ranks"))
+        if rank in ranks and re.search(r"(^|_)(pp|pipe)", str(group.get("pg_desc"))):
+            return rank, tuple(ranks)
     return rank, ()
+
+
+def _object(value: object) -> dict[str, Any]:
+    """Return an object of JSON; of anything else an empty one."""
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+
+
+def _list(value: object) -> list[Any]:
+    """Return a list of JSON; of anything else an empty one."""
+    return cast("list[Any]", value) if isinstance(value, list) else []
 
 
 Place = tuple[int, int]
@@ -354,7 +361,8 @@ def steps_of_traces(
             f"several traces are of dp_rank {twice[0]}, stage {twice[1]}; give one for each"
         )
     num_stages = 1 + max(stage for _, stage in places)
-    steps = set.intersection(*({run.step for run in trace.runs} for trace in traces))
+    first, *others = ({run.step for run in trace.runs} for trace in traces)
+    steps = first.intersection(*others)
     if not steps:
         raise RecordingError("no step is in all traces")
     rows = [
@@ -391,9 +399,10 @@ def _found_places(traces: Sequence[RankTrace]) -> list[Place]:
     stages = [_stage(trace) for trace in traces]
     if len(traces) == 1 and stages[0] is None:
         stages = [0]
-    if None in stages:
+    unknown = next((number for number, stage in enumerate(stages, 1) if stage is None), None)
+    if unknown is not None:
         raise RecordingError(
-            f"trace {stages.index(None) + 1} has no stage in its names or process groups; give"
+            f"trace {unknown} has no stage in its names or process groups; give"
             " --trace-places DP_RANK:STAGE,..."
         )
     ranks = [number if each.rank is None else each.rank for number, each in enumerate(traces)]
