@@ -332,7 +332,7 @@ def _object(value: object) -> dict[str, Any]:
 
 def _list(value: object) -> list[Any]:
     """Return a list of JSON; of anything else an empty one."""
-    return cast("list[Any]", value) if isinstance(value, list) else []
+    return list(cast("Iterable[Any]", value)) if isinstance(value, list) else []
 
 
 Place = tuple[int, int]
