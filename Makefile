@@ -107,7 +107,6 @@ bench: $(VENV)/installed
 	[ -z "$$FLYBALL_SHARED_DATA" ] || run benchmarks/varying_steps.py; \
 	run benchmarks/online_reconfiguration.py $(BENCH_ARGS); \
 	run benchmarks/straggler.py $(BENCH_ARGS); \
-	run benchmarks/straggler_at_once.py; \
 	run benchmarks/announced_steps.py; \
 	run benchmarks/false_stragglers.py; \
 	run benchmarks/metrics_scrape.py; \

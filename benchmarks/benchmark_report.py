@@ -5,16 +5,21 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import signal
+import statistics
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from measured_process import BenchmarkError
 
 INTERRUPTED = 128 + signal.SIGINT
+CONFIDENCE, NUM_RESAMPLES, SEED = 0.95, 2000, 1788
+
+S = TypeVar("S")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +100,25 @@ class Distribution:
 
     def __format__(self, form: str) -> str:
         return f"{self.median:.1f} / {self.p99:.0f}"
+
+
+class Interval(NamedTuple):
+    """95 % confidence interval."""
+
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, samples: Sequence[S], statistic: Callable[[Sequence[S]], float]) -> Interval:
+        """Return the interval of a statistic of independent samples, by resampling them."""
+        draw = random.Random(SEED)
+        found = [statistic(draw.choices(samples, k=len(samples))) for _ in range(NUM_RESAMPLES)]
+        cuts = statistics.quantiles(found, n=1000, method="inclusive")
+        tail = round(1000 * (1 - CONFIDENCE) / 2)
+        return cls(cuts[tail - 1], cuts[-tail])
+
+    def __str__(self) -> str:
+        return f"[{self.low:+.2f}, {self.high:+.2f}]"
 
 
 def at_most(

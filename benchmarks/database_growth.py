@@ -14,9 +14,10 @@ from benchmark_report import Report, figures_of, run_benchmark, table
 from flyball_server.jobs.lifecycle.job_life import LifeTimes
 from flyball_server.jobs.measurements.pruning import prune_some
 from flyball_server.jobs.measurements.step_reading import place_of_post
-from flyball_server.jobs.records import JobRecord, RankRecord, StepRecord
+from flyball_server.jobs.records import JobRecord, RankRecord
 from flyball_server.jobs.registry.inspection import require_job
 from flyball_server.jobs.services import JobServices
+from flyball_server.jobs.step_records import StepRecord
 from flyball_server.jobs.store.contract import JobStore
 from flyball_server.jobs.store.sqlite.sqlite_store import SqliteJobStore
 from flyball_wire.messages import JobSpec

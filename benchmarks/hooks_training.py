@@ -11,7 +11,6 @@ from __future__ import annotations
 import gc
 import json
 import os
-import random
 import statistics
 import sys
 import tempfile
@@ -22,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from benchmark_report import Interval
 from flyball_client.api.planner_client import PlannerClient
 from flyball_lab.demo.options import child_environment, missing_prerequisites
 from flyball_pipeline.instruction import InstructionKind
@@ -129,7 +129,7 @@ NUM_STAGES, NUM_MICROBATCHES, NUM_STEPS = 2, 4, 10
 SET_LATENCY_US = 5000
 # On a busy machine there are fewer pairs, and a wider interval.
 NUM_PAIRS, MIN_PAIRS, BUDGET_S, GIVE_UP_S = 24, 6, 240.0, 900.0
-CONFIDENCE, NUM_RESAMPLES, SEED = 0.95, 2000, 1788
+SEED = 1788
 JOB_ID = "hooks"
 _SETTINGS: dict[str, Any] = {"blocking_power_w": (80.0,), "reconfigure": "default"}
 
@@ -156,7 +156,7 @@ class TrainingFigure:
     alone_s: float
     attached_s: float
     ratio: float
-    ratio_interval: tuple[float, float]
+    ratio_interval: Interval
     switches_per_step: float
     num_unplanned: int
     taken: dict[str, float]
@@ -246,7 +246,8 @@ def _figure(ranks: list[list[dict[str, Any]]], device: str) -> TrainingFigure:
         alone_s=statistics.median(step_s for pair in pairs for step_s in pair["alone_s"]),
         attached_s=statistics.median(step_s for pair in pairs for step_s in pair["attached_s"]),
         ratio=statistics.median(ratios),
-        ratio_interval=_interval(ratios),
+        # Pairs are drawn and not steps, since neighbouring steps are alike.
+        ratio_interval=Interval.of(ratios, statistics.median),
         switches_per_step=statistics.fmean(block["num_switches"] for block in blocks) / NUM_STEPS,
         num_unplanned=sum(block["num_unplanned"] for block in blocks),
         # Each rank tells of its own processes, and of the same planner.
@@ -256,15 +257,6 @@ def _figure(ranks: list[list[dict[str, Any]]], device: str) -> TrainingFigure:
             "planner": taken("planner", pairs) - taken("planner", pairs, "alone"),
         },
     )
-
-
-def _interval(ratios: list[float]) -> tuple[float, float]:
-    """Of their median; pairs are drawn and not steps, since neighbouring steps are alike."""
-    draw = random.Random(SEED)
-    medians = [statistics.median(draw.choices(ratios, k=len(ratios))) for _ in range(NUM_RESAMPLES)]
-    cuts = statistics.quantiles(medians, n=1000, method="inclusive")
-    tail_share = (1 - CONFIDENCE) / 2
-    return cuts[round(1000 * tail_share) - 1], cuts[round(1000 * (1 - tail_share)) - 1]
 
 
 # ---------------------------------------------------------------------- a rank of it

@@ -27,10 +27,11 @@ from benchmark_report import (
 from flyball_server.jobs.measurements import measurements
 from flyball_server.jobs.measurements.measurements import RankPost, store_together
 from flyball_server.jobs.measurements.step_reading import add_steps, new_fold, read_settled
-from flyball_server.jobs.records import JobRecord, PlanRecord, RankRecord, StepRecord
+from flyball_server.jobs.records import JobRecord, PlanRecord, RankRecord
 from flyball_server.jobs.registry.inspection import require_job
 from flyball_server.jobs.savings.savings import savings_of
 from flyball_server.jobs.services import JobServices
+from flyball_server.jobs.step_records import StepRecord
 from flyball_server.jobs.store.contract import JobStore
 from flyball_server.jobs.store.sqlite.sqlite_store import SqliteJobStore
 from flyball_server.views.report import get_report

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from flyball_client.api.errors import PlannerError
 from flyball_client.api.planner_client import PlannerClient
 from flyball_profiles.stage_profile import StageProfile
 from flyball_profiles.stage_profile_csv import write_stage_profile
@@ -18,7 +20,7 @@ from flyball_wire.messages import JobRegistration, RankRegistration
 from gpt3_cells import A100
 from measured_process import BenchmarkError, cpu_time_ns
 
-_ENDS_WITHIN_S = 60.0
+_ENDS_WITHIN_S = _REGISTERS_WITHIN_S = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +96,21 @@ def end(process: subprocess.Popen[str]) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
+
+
+def put_profile_of_job(url: str, job_id: str, profile: StageProfile) -> None:
+    """Put a job's profile as soon as its ranks have registered it."""
+    give_up_s = time.monotonic() + _REGISTERS_WITHIN_S
+    with PlannerClient(url) as client:
+        while True:
+            try:
+                client.put_profile_csv(job_id, write_stage_profile(profile))
+            except PlannerError:
+                if time.monotonic() > give_up_s:
+                    raise
+                time.sleep(0.2)
+            else:
+                return
 
 
 def put_emulated_job(

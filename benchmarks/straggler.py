@@ -15,7 +15,7 @@ from flyball_server.planning.model.joint_model import simulate_jointly
 from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_server.planning.stragglers.slowed_pipelines import SlowedRequest, make_slowed_plan
-from flyball_wire.plan_options import Effort, PlanOptions
+from flyball_wire.plan_options import PlanOptions
 from flyball_wire.plans.plan import Plan, Slowdown
 from gpt3_cells import A40, A100, NUM_MICROBATCHES, SCHEDULE, Gpu, add_profiles_argument
 from made_profiles import scaled, tile_profile
@@ -34,7 +34,7 @@ class Cell:
     """One GPU of one pipeline is slow; energies are of all pipelines, predicted.
 
     Attributes:
-        answer_s: of the plan with the least effort, from the request to the plan, s.
+        answer_s: from the request to the plan, s.
         gap_percent: of that plan.
         fastest_time_s: T', what the slow pipeline takes at its highest clocks, s.
         left_time_s, left_energy_j: of an iteration whose clocks are left as they were.
@@ -71,38 +71,20 @@ class Cell:
         return 100 * (1 - self.time_s / self.left_time_s)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Refined:
-    """The plan with effort normal that follows a first one.
-
-    Attributes:
-        plan_s: to make it, s.
-        less_percent: its energy below the first one's, %.
-    """
-
-    gpu: str
-    size: str
-    num_pipelines: int
-    plan_s: float
-    less_percent: float
-
-
 def measure(arguments: argparse.Namespace) -> Report:
     """Every cell."""
     cells: list[Cell] = []
-    refined: list[Refined] = []
     for gpu in (A100, A40):
         profile = read_stage_profile(gpu.profile(arguments.profiles))
         for num_microbatches in NUM_MICROBATCHES:
             request = _request(gpu, profile, num_microbatches)
             cells += _cells(gpu, request, SLOWDOWNS)
-            refined += _refined(gpu, request)
         num_stages, num_microbatches = LARGEST
         largest = _request(gpu, tile_profile(profile, num_stages, SEED), num_microbatches)
         cells += _cells(gpu, largest, (LARGEST_SLOWDOWN,))
     return Report(
-        figures={"predicted": cells, "refined": refined},
-        text=_text(cells, refined),
+        figures={"predicted": cells},
+        text=_text(cells),
         limits=list(_limits(cells)),
     )
 
@@ -111,9 +93,7 @@ def _request(gpu: Gpu, profile: StageProfile, num_microbatches: int) -> PlanRequ
     return PlanRequest(
         profile=profile,
         num_microbatches=num_microbatches,
-        options=PlanOptions(
-            blocking_power_w=(gpu.blocking_power_w,), schedule=SCHEDULE, effort=Effort.LOW
-        ),
+        options=PlanOptions(blocking_power_w=(gpu.blocking_power_w,), schedule=SCHEDULE),
     )
 
 
@@ -143,22 +123,6 @@ def _cells(gpu: Gpu, request: PlanRequest, slowdowns: tuple[float, ...]) -> Iter
                 energy_j=plan.predicted.energy_j,
                 same_time_energy_j=at_same_time.predicted.energy_j,
             )
-
-
-def _refined(gpu: Gpu, request: PlanRequest) -> Iterator[Refined]:
-    for num_pipelines in (1, NUM_PIPELINES[-1]):
-        slowed = _slowed(request, num_pipelines, LARGEST_SLOWDOWN)
-        first = make_slowed_plan(slowed)
-        normal = request.with_options(effort=Effort.NORMAL)
-        began_s = time.perf_counter()
-        plan = make_slowed_plan(_slowed(normal, num_pipelines, LARGEST_SLOWDOWN))
-        yield Refined(
-            gpu=gpu.name,
-            size=_size(request),
-            num_pipelines=num_pipelines,
-            plan_s=time.perf_counter() - began_s,
-            less_percent=100 * (1 - plan.predicted.energy_j / first.predicted.energy_j),
-        )
 
 
 def _slowed(request: PlanRequest, num_pipelines: int, slowdown: float) -> SlowedRequest:
@@ -212,7 +176,7 @@ def _limits(cells: list[Cell]) -> Iterator[Limit]:
         yield at_most(f"{gpu.name}: {name}", max(energies), 1.0)
 
 
-def _text(cells: list[Cell], refined: list[Refined]) -> str:
+def _text(cells: list[Cell]) -> str:
     answers = {
         "one slow GPU; predicted": "{gpu}, {size}",
         "pipelines": "{num_pipelines}",
@@ -227,16 +191,9 @@ def _text(cells: list[Cell], refined: list[Refined]) -> str:
         "faster, %": "{faster_percent:.2f}",
         "saved at that time, %": "{same_time_percent:.2f}",
     }
-    refinements = {
-        f"effort normal, {LARGEST_SLOWDOWN:g} x": "{gpu}, {size}",
-        "pipelines": "{num_pipelines}",
-        "planning, s": "{plan_s:.2f}",
-        "less energy, %": "{less_percent:.3f}",
-    }
     return (
-        "gpt3-175b, 1F1B, target fastest; the GPU in the middle of one pipeline is slow; answers"
-        f" with effort low\n{LARGEST[0]}x{LARGEST[1]} is tiled with seeded noise\n\n"
-        f"{table_of(cells, answers)}\n\n{table_of(refined, refinements)}"
+        "gpt3-175b, 1F1B, target fastest; the GPU in the middle of one pipeline is slow\n"
+        f"{LARGEST[0]}x{LARGEST[1]} is tiled with seeded noise\n\n{table_of(cells, answers)}"
     )
 
 

@@ -24,7 +24,9 @@ from tests.browser.fixtures import (
 from tests.browser.modules import modules
 from tests.debian_packages import MissingProgramError
 from tests.deploy.prometheus import prometheus_path, prometheus_tools
+from tests.false_nvml.fixtures import false_nvml, false_nvml_library, loaded_nvml
 from tests.integration.shells import shell_path
+from tests.made_up_gpus.fixtures import made_up_gpus
 from tests.postgres.fixtures import database_url, postgres_database, postgres_server
 from tests.postgres.server import postgres_binaries
 
@@ -33,6 +35,10 @@ __all__ = [
     "browser_context",
     "browser_page",
     "database_url",
+    "false_nvml",
+    "false_nvml_library",
+    "loaded_nvml",
+    "made_up_gpus",
     "modules",
     "page_watch",
     "postgres_database",

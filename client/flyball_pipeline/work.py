@@ -115,11 +115,20 @@ def checked_work(rows: Sequence[Sequence[float]]) -> StepWork:
     return tuple(tuple(row) for row in rows)
 
 
+def has_lengths_outside(work: StepWork, lengths_range: tuple[float, float] | None) -> bool:
+    """Return whether a microbatch's sum of lengths is outside a range; None: there is none."""
+    if lengths_range is None:
+        return False
+    least, most = lengths_range
+    return any(len(each) == 2 and not least <= each[0] <= most for each in work)
+
+
 def work_factors(
     dag: DependencyDag,
     work: StepWork,
     coefficients: Mapping[AlikeNodes, WorkCoefficients],
     slowness: Sequence[float] = (),
+    lengths_range: tuple[float, float] | None = None,
 ) -> list[float] | None:
     """Return per node of a step's DAG its time in the step over its time in the profile.
 
@@ -128,13 +137,14 @@ def work_factors(
         work: work of each microbatch.
         coefficients: by stage, kind and chunk; a place without them takes factors alone.
         slowness: per stage, the time of its slowest GPU over what the plan assumes; empty: 1.
+        lengths_range: sums of a microbatch's lengths that the coefficients hold for; None: any.
 
     Returns:
         None where coefficients are missing for lengths, or the step has other microbatches.
     """
     places, place_of_node = dag.alike
     microbatches = [instruction.microbatch for instruction in dag.instruction]
-    if len(work) != 1 + max(microbatches):
+    if len(work) != 1 + max(microbatches) or has_lengths_outside(work, lengths_range):
         return None
     of_places: list[list[float]] = []
     for place in places:

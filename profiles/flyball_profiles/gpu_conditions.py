@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
-# Limits that differ by less than this share are the same: drivers round them.
+# Limits, and clocks, that differ by less than this share are the same: drivers round them.
 SAME_LIMIT = 0.01
 _MAX_VALUE = 1e6
 _WORD = re.compile(r"[A-Za-z0-9._+-]{1,64}")
@@ -141,23 +141,24 @@ def changes(before: GpuConditions, now: GpuConditions) -> tuple[ConditionChange,
 def common_conditions(several: Iterable[GpuConditions | None]) -> GpuConditions | None:
     """Return what is the same in all of them; None: nothing is known of all.
 
-    A limit is that of the first, if the others are the same but for rounding.
+    Of enforced limits that differ it is the lowest, by which the slowest of these GPUs runs.
     """
     listed = list(several)
-    first = listed[0] if listed else None
-    if first is None or any(one is None for one in listed):
+    known = [one for one in listed if one is not None]
+    if not known or len(known) < len(listed):
         return None
-    for one in listed[1:]:
-        if one is not None and one != first:
-            differing = {
-                name: None
-                for name in _NAMES
-                if (new := getattr(one, name)) is None
-                or (old := getattr(first, name)) is None
-                or not _is_same(name, old, new)
-            }
-            first = replace(first, **differing)
-    return first if str(first) else None
+    shared = {name: _shared(name, [getattr(one, name) for one in known]) for name in _NAMES}
+    found = GpuConditions(**shared)
+    return found if str(found) else None
+
+
+def _shared(name: str, values: Sequence[Any]) -> Any:  # noqa: ANN401 - of any field
+    first = values[0]
+    if any(value is None for value in values):
+        return None
+    if all(_is_same(name, first, value) for value in values):
+        return first
+    return min(values) if name in ENFORCED_LIMITS else None
 
 
 def is_known(of_stages: Sequence[GpuConditions | None]) -> bool:
@@ -166,7 +167,7 @@ def is_known(of_stages: Sequence[GpuConditions | None]) -> bool:
 
 
 def _is_same(name: str, one: float | str, other: float | str) -> bool:
-    if name in _LIMITS and not isinstance(one, str) and not isinstance(other, str):
+    if name in _ROUNDED and not isinstance(one, str) and not isinstance(other, str):
         return math.isclose(one, other, rel_tol=SAME_LIMIT)
     return one == other
 
@@ -221,10 +222,11 @@ _NAMES = {
     "persistence": ("persistence mode", ""),
     "driver": ("driver", ""),
 }
-_LIMITS = frozenset({"power_limit_w", "default_power_limit_w", "module_power_limit_w"})
-_OF_WORK = frozenset(
-    {"power_limit_w", "module_power_limit_w", "power_profile", "memory_clock_mhz", "ecc"}
-)
+ENFORCED_LIMITS = frozenset({"power_limit_w", "module_power_limit_w"})
+"""Fields of which the lowest of a stage's GPUs counts."""
+_LIMITS = ENFORCED_LIMITS | {"default_power_limit_w"}
+_ROUNDED = _LIMITS | {"memory_clock_mhz", "application_clock_mhz"}
+_OF_WORK = ENFORCED_LIMITS | {"power_profile", "memory_clock_mhz", "ecc"}
 _READ = {
     **dict.fromkeys(_LIMITS, _number),
     "power_profile": _text,

@@ -167,7 +167,7 @@ def load_gpu_window(name: str, *, folder: Path | None = None) -> GpuWindow:
     """Return the window of one GPU type, by its name in any case.
 
     Args:
-        name: one of `gpu_names`, or its part before a hyphen where one GPU alone begins so.
+        name: one of `gpu_names`, or its part before a hyphen where no other GPU begins so.
         folder: folder of one's own files, which are preferred to the shipped ones.
 
     Raises:
@@ -176,13 +176,14 @@ def load_gpu_window(name: str, *, folder: Path | None = None) -> GpuWindow:
     """
     files = _files(folder)
     wanted = name.strip().lower()
-    variants = sorted(one for one in files if wanted and one.startswith(f"{wanted}-"))
     if wanted not in files:
-        if len(variants) > 1:
-            raise GpuTableError(f"GPU {name!a} may be {', '.join(variants)}; name one of them")
-        if not variants:
+        alike = sorted(one for one in files if wanted and one.startswith(wanted))
+        # Without a hyphen another GPU is meant: l4 is no l40s.
+        if not any(one.startswith(f"{wanted}-") for one in alike):
             raise GpuTableError(f"unknown GPU {name!a}; known: {', '.join(sorted(files))}")
-        (wanted,) = variants
+        if len(alike) > 1:
+            raise GpuTableError(f"GPU {name!a} may be {', '.join(alike)}; name one of them")
+        (wanted,) = alike
     file = files[wanted]
     if isinstance(file, Path):
         return load_gpu_file(file, name=wanted)

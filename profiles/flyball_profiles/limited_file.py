@@ -11,8 +11,8 @@ MAX_FILE_BYTES = 64 * 2**20
 """Largest file that is read: a profile of a million rows, a plan of a million instructions."""
 
 
-def read_bytes(path: Path) -> bytes:
-    """Return the content of a regular file of at most `MAX_FILE_BYTES`.
+def read_bytes(path: Path, *, max_bytes: int = MAX_FILE_BYTES) -> bytes:
+    """Return the content of a regular file of at most so many bytes.
 
     Raises:
         OSError: the file cannot be read, is larger, or is a device or a pipe, which may never
@@ -29,11 +29,11 @@ def read_bytes(path: Path) -> bytes:
             reason = "not a regular file; write its content to a file first"
             raise OSError(errno.EINVAL, reason, str(path))
         with os.fdopen(descriptor, "rb", closefd=False) as file:
-            content = file.read(MAX_FILE_BYTES + 1)
+            content = file.read(max_bytes + 1)
     finally:
         os.close(descriptor)
-    if len(content) > MAX_FILE_BYTES:
-        limit = f"larger than {MAX_FILE_BYTES // 2**20} MiB, the limit for a file"
+    if len(content) > max_bytes:
+        limit = f"larger than {max_bytes // 2**20} MiB, the limit for a file"
         raise OSError(errno.EFBIG, limit, str(path))
     return content
 

@@ -97,21 +97,6 @@ def test_a_planner_that_is_killed_while_it_plans_plans_by_itself_when_it_is_back
         assert_all_is_measured(planner, ranks)
 
 
-def test_a_planner_that_is_killed_in_mid_training_loses_nothing(planner: Planner) -> None:
-    planner.start()
-    planner.put_job()
-    with training_ranks([planner.url]) as ranks:
-        ranks.await_version(1)
-        planner.kill()
-        ranks.go_on()
-        # On the plan that they have, keeping what they measure.
-        assert ranks.versions() == {1}
-        planner.start()
-        planner.client.put_target(JOB, SLOWER)
-        ranks.await_version(2)
-        assert_all_is_measured(planner, ranks)
-
-
 # ------------------------------------------------------------------ starved and corrupted
 
 

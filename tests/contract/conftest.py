@@ -7,15 +7,12 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import Engine, create_engine
-from tests.false_nvml.fixtures import false_nvml, false_nvml_library, loaded_nvml
 from tests.planner.newer_schema import migrate_to_next
 from tests.planner.samples import job_record
 from tests.postgres.server import PostgresServer
 
 from flyball_server.jobs.store.contract import JobStore
 from flyball_server.jobs.store.databases import make_job_store
-
-__all__ = ["false_nvml", "false_nvml_library", "loaded_nvml"]
 
 
 def sqlite_store(request: pytest.FixtureRequest) -> JobStore:

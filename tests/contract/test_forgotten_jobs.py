@@ -13,7 +13,7 @@ from tests.planner.samples import job_record, plan_record, profile, rank_record,
 
 from flyball_server.jobs.errors import StoreBusyError, UnknownJobError
 from flyball_server.jobs.loop_state import JobLoopState
-from flyball_server.jobs.records import StepDetail
+from flyball_server.jobs.step_records import StepDetail
 from flyball_server.jobs.store.contract import JobStore
 from flyball_server.jobs.store.databases import make_job_store
 from flyball_server.jobs.store.sql import sql_forgetting

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 from tests.false_nvml.library import FalseNvml
 from tests.false_zeusd.server import FalseZeusd
-from tests.made_up_gpus.fixtures import made_up_gpus
 from tests.made_up_gpus.vendor import UUIDS
 
 from flyball_client.gpu._base import (
@@ -27,8 +26,6 @@ from flyball_client.gpu.emulated import IDEAL_GPU, EmulatedGpu
 from flyball_client.gpu.registry import open_gpu, vendor_of
 from flyball_pipeline.instruction import InstructionKind
 from flyball_profiles.stage_profile import OperatingPoint, StageProfile
-
-__all__ = ["made_up_gpus"]
 
 CALLS: dict[str, Callable[[GpuDevice], object]] = {
     "supported_sm_clocks_mhz": lambda gpu: gpu.supported_sm_clocks_mhz(),

@@ -6,7 +6,6 @@ import os
 
 import pytest
 from tests.false_nvml.library import FalseNvml
-from tests.made_up_gpus.fixtures import made_up_gpus
 from tests.made_up_gpus.vendor import MadeUpVendor
 
 from flyball_client.gpu import registry
@@ -19,8 +18,6 @@ from flyball_client.gpu._base import (
 )
 from flyball_client.gpu.registry import VENDORS, find_gpu, open_gpu, read_clock_settings, vendor_of
 from flyball_client.gpu.vendor import ClockSettings, GpuVendor
-
-__all__ = ["made_up_gpus"]
 
 # By entry: the fixture with two GPUs of the vendor. A new entry needs one.
 TWO_GPUS = {"nvidia": "loaded_nvml", "made-up": "made_up_gpus"}

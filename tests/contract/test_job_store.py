@@ -31,7 +31,8 @@ from flyball_server.jobs.loop_state import (
     RankSlowdown,
     WorkModel,
 )
-from flyball_server.jobs.records import NewestVersion, StepDetail, StepTotals
+from flyball_server.jobs.records import NewestVersion
+from flyball_server.jobs.step_records import StepDetail, StepTotals
 from flyball_server.jobs.store.contract import JobStore
 from flyball_server.jobs.store.sql.job_writer import MAX_KEPT_PROFILES
 from flyball_server.planning.planner import PlanRequest, make_plan
@@ -392,6 +393,7 @@ class TestJobStore:
             writer.save_step_details((replacing,))
             assert writer.list_step_details("job", 5) == (replacing, details[2])
             assert writer.list_step_details("job", 5, limit=1) == (replacing,)
+            assert [writer.newest_detail("job", step) for step in (9, 6, 4)] == [6, 5, None]
             writer.drop_step_details("job", 5)
         with store_with_job.reading() as reader:
             assert reader.list_step_details("job", 0) == (replacing, details[2])

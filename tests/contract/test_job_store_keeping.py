@@ -16,7 +16,8 @@ from tests.planner.samples import (
 
 from flyball_server.jobs.bounds import MAX_COUNT
 from flyball_server.jobs.loop_state import JobLoopState, RankSlowdown
-from flyball_server.jobs.records import StepDetail, TokenRecord
+from flyball_server.jobs.records import TokenRecord
+from flyball_server.jobs.step_records import StepDetail
 from flyball_server.jobs.store.contract import TOKENS, JobStore
 from flyball_server.jobs.store.sql.job_reader import JobReader
 
@@ -95,22 +96,6 @@ def test_a_job_takes_no_name_that_another_has_and_no_unknown_job_takes_one(
         writer.rename_job("unknown", "new")
     with store.reading() as reader:
         assert (everything(reader, "job"), everything(reader, "other")) == before
-
-
-def test_a_job_is_forgotten_with_all_that_belongs_to_it_any_number_of_times(
-    store: JobStore,
-) -> None:
-    fill(store, "job")
-    fill(store, "other")
-    with store.reading() as reader:
-        others = everything(reader, "other")
-    for _ in range(2):
-        with store.writing("job") as writer:
-            writer.delete_job("job")
-    with store.reading() as reader:
-        assert everything(reader, "job") == nothing("job")
-        assert everything(reader, "other") == others
-        assert reader.list_jobs() == (job_record("other"),)
 
 
 def test_ranks_that_were_heard_of_say_when_and_nothing_else_of_them_changes(

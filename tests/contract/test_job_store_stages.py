@@ -6,7 +6,7 @@ import pytest
 from tests.planner.samples import job_record, rank_record, step_record
 
 from flyball_server.jobs.bounds import MAX_COUNT
-from flyball_server.jobs.records import StageTotals, StepRecord
+from flyball_server.jobs.step_records import StageTotals, StepRecord
 from flyball_server.jobs.store.contract import JobStore
 
 # Stage 0 has ranks 0 and 1, stage 1 has ranks 2 and 3.

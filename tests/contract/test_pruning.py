@@ -26,14 +26,12 @@ from tests.planner.use_cases import put_profile, register_job
 from flyball_server.jobs.lifecycle.job_life import LifeTimes
 from flyball_server.jobs.measurements import pruning
 from flyball_server.jobs.measurements.measurements import RankPost, list_steps, store_together
-from flyball_server.jobs.measurements.pruning import prune_some
+from flyball_server.jobs.measurements.pruning import PERIOD_S, PruningReconciler, prune_some
 from flyball_server.jobs.measurements.step_reading import GIVE_UP_S, read_fold
-from flyball_server.jobs.moments import Moments, StageMoments
-from flyball_server.jobs.reconcile.pruning import PERIOD_S, PruningReconciler
-from flyball_server.jobs.records import StepDetail
 from flyball_server.jobs.registry.inspection import require_job
 from flyball_server.jobs.savings.comparisons import num_measured_pairs
 from flyball_server.jobs.services import JobServices
+from flyball_server.jobs.step_records import Moments, StageMoments, StepDetail
 from flyball_server.jobs.store.contract import JobStore
 from flyball_server.views.job_figures import SharedReading
 from flyball_server.views.job_reading import JobReading
@@ -247,7 +245,7 @@ def test_the_reconciler_prunes_and_asks_for_its_next_pass(
     planner: Planner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # However slow the machine is, one pass is enough.
-    monkeypatch.setattr("flyball_server.jobs.reconcile.pruning.BUDGET_S", 60.0)
+    monkeypatch.setattr("flyball_server.jobs.measurements.pruning.BUDGET_S", 60.0)
     planner.post("job", range(80))
     planner.passed_s = RETENTION_S + 1
     reconciler = PruningReconciler()

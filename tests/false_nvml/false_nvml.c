@@ -48,7 +48,8 @@ struct gpu {
     int64_t module_mw;     /* what the rest of the module draws, counted too; 0: there is none */
     int64_t limit_mw;      /* enforced power limit; 0: the default one */
     int64_t module_limit_mw; /* of the module, where there is one */
-    int64_t profiles;      /* enforced power profiles, a bit each; those of 32 and more have none */
+    int64_t profiles;      /* enforced power profiles, a bit each; negative: it has none */
+    int64_t unenforced;    /* profiles that are requested only */
     int64_t memory_mhz;    /* 0: the highest */
     int64_t application_mhz; /* application clock of the SMs; 0: the highest */
     int64_t ecc_off;
@@ -369,7 +370,8 @@ EXPORT int nvmlDeviceWorkloadPowerProfileGetCurrentProfiles(void *device,
     const struct gpu *gpu = device;
     if (gpu->profiles < 0) return NOT_SUPPORTED;
     profiles->known[0] = 0xff;
-    profiles->requested[0] = profiles->enforced[0] = gpu->profiles;
+    profiles->enforced[0] = gpu->profiles;
+    profiles->requested[0] = gpu->profiles | gpu->unenforced;
     return SUCCESS;
 }
 

@@ -21,7 +21,7 @@ SUPPORTED_MHZ = tuple(range(HIGHEST_MHZ, LOWEST_MHZ - 1, -15))
 
 # The layout of `struct state` in false_nvml.c.
 _HEAD = struct.Struct("=qqq")
-_GPU = struct.Struct("=qqqqqqqqqqqqqqqqq")
+_GPU = struct.Struct("=18q")
 _FAULT = struct.Struct("=qqqq64s")
 _FIELD = struct.Struct("=q")
 _MAX_GPUS = _MAX_FAULTS = 8
@@ -41,6 +41,7 @@ _GPU_FIELDS = (
     "limit_mw",
     "module_limit_mw",
     "profiles",
+    "unenforced",
     "memory_mhz",
     "application_mhz",
     "ecc_off",
@@ -200,6 +201,7 @@ class FalseNvml:
         limit_w: int | None = None,
         module_limit_w: int | None = None,
         profiles: int | None = None,
+        unenforced: int | None = None,
         memory_mhz: int | None = None,
         application_mhz: int | None = None,
         ecc: bool | None = None,
@@ -211,6 +213,7 @@ class FalseNvml:
             limit_w: enforced power limit in W; 0: the default one, 700 W.
             module_limit_w: that of its module in W, where `set_module_w` gave it one.
             profiles: enforced power profiles, a bit each; -1: the GPU has none.
+            unenforced: profiles that are requested and not enforced.
             memory_mhz: memory clock; 0: the highest, 2619 MHz.
             application_mhz: application clock of the SMs; 0: the highest.
             ecc: whether ECC is on, as it is at first.
@@ -219,6 +222,7 @@ class FalseNvml:
             "limit_mw": None if limit_w is None else limit_w * 1000,
             "module_limit_mw": None if module_limit_w is None else module_limit_w * 1000,
             "profiles": profiles,
+            "unenforced": unenforced,
             "memory_mhz": memory_mhz,
             "application_mhz": application_mhz,
             "ecc_off": None if ecc is None else int(not ecc),

@@ -17,8 +17,7 @@ from tests.governed_rank.kills import Part
 from tests.governed_rank.running_guard import RunningGuard
 
 NUM_RANKS_AT_ONCE = 3
-# Governor and standby are up after about 0.3 s; a third of the ranks is hit before.
-START_SHARE = 1 / 3
+# Governor and standby are up after about 0.3 s; every second rank is hit before, from the first on.
 START_S = 0.35
 # Some steps, each with several changes of the clock.
 RUNNING_S = 0.1
@@ -60,16 +59,29 @@ def strike_at_random(
         own_folder = folder / str(number)
         own_folder.mkdir()
         own_seed = 1000 * seed + number
-        return list(_strike_rank(part, counts[number], library, own_folder, own_seed))
+        return list(
+            _strike_rank(
+                part, counts[number], library, own_folder, own_seed, starts=number % 2 == 0
+            )
+        )
 
     with ThreadPoolExecutor(NUM_RANKS_AT_ONCE) as pool:
         return [strike for some in pool.map(strike_one, range(len(counts))) for strike in some]
 
 
 def _strike_rank(
-    part: Part | DriverFault, num_kills: int, library: Path, folder: Path, seed: int
+    part: Part | DriverFault,
+    num_kills: int,
+    library: Path,
+    folder: Path,
+    seed: int,
+    *,
+    starts: bool,
 ) -> Iterator[Strike]:
-    """Kill the part of one rank, several times where the rank outlives it."""
+    """Kill the part of one rank, several times where the rank outlives it.
+
+    The first time comes while the rank starts, or once it is governed.
+    """
     chooser = random.Random(seed)
     nvml = FalseNvml(library, folder, num_gpus=1)
     try:
@@ -79,7 +91,12 @@ def _strike_rank(
             rank = running.enter_context(
                 GovernedRank(nvml, folder, seed=seed, lease_s=part.lease_s, launcher=part.launcher)
             )
-            _wait_for_a_moment(rank, chooser)
+            if starts:
+                assert rank.pid
+                time.sleep(chooser.uniform(0, START_S))
+            else:
+                rank.wait_until_governed()
+                time.sleep(chooser.uniform(0, RUNNING_S))
             for number in range(num_kills):
                 if number:
                     time.sleep(chooser.uniform(0, RUNNING_S))
@@ -90,12 +107,3 @@ def _strike_rank(
         yield Strike(part=part.name, failure=f"seed {seed}, files in {folder}: {error}")
     finally:
         nvml.close()
-
-
-def _wait_for_a_moment(rank: GovernedRank, chooser: random.Random) -> None:
-    if chooser.random() < START_SHARE:
-        assert rank.pid
-        time.sleep(chooser.uniform(0, START_S))
-    else:
-        rank.wait_until_governed()
-        time.sleep(chooser.uniform(0, RUNNING_S))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,14 @@ from typing import Self
 from tests.false_nvml.library import FalseNvml
 from tests.governed_rank.processes import PATIENCE_S, wait_until
 
+_PROGRAM = """
+import json, sys
+from flyball_client.__main__ import main
+from flyball_client.governor import guard
+vars(guard).update(json.loads(sys.argv[1]))
+sys.exit(main(["guard"]))
+"""
+
 
 class RunningGuard:
     """A guard, ended with its `with` block.
@@ -19,19 +28,27 @@ class RunningGuard:
         nvml: GPUs whose clocks it restores.
         node_dir: Folder that it watches.
         launcher: Command that starts it; none: it is started from here.
+        times_s: Constants of the guard's module that are other ones, s.
 
     Attributes:
         said: Its lines, after its end.
     """
 
-    def __init__(self, nvml: FalseNvml, node_dir: Path, *, launcher: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        nvml: FalseNvml,
+        node_dir: Path,
+        *,
+        launcher: tuple[str, ...] = (),
+        **times_s: float,
+    ) -> None:
         self.said: list[str] = []
         self._is_launched = bool(launcher)
         self._log = node_dir.parent / "guard.log"
         variables = {"FLYBALL_STATE_DIR": str(node_dir), "FLYBALL_CLOCK_CONTROL": "nvml"}
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
-                [*launcher, sys.executable, "-P", "-m", "flyball_client", "guard"],
+                [*launcher, sys.executable, "-P", "-c", _PROGRAM, json.dumps(times_s)],
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=nvml.environment | variables,

@@ -71,16 +71,23 @@ def _leave(rank: Rank) -> None:
         sys.exit(0)
 
 
-def _fork(rank: Rank, in_child: Callable[[Rank], None]) -> None:
+def _fork(rank: Rank) -> None:
     rank.train_a_step()
-    before = rank.state()
-    if os.fork() == 0:
-        in_child(rank)
-        sys.exit(0)
-    os.wait()
-    for _ in range(3):
-        rank.train_a_step()
-    print(json.dumps({"before": before, "after": rank.state()}))
+    before, after = rank.state(), {}
+    children: dict[str, Callable[[], object]] = {
+        "leaves the block": lambda: _leave(rank),
+        "ends": lambda: None,
+        "closes": rank.session.close,
+    }
+    for what, in_child in children.items():
+        if os.fork() == 0:
+            in_child()
+            sys.exit(0)
+        os.wait()
+        for _ in range(3):
+            rank.train_a_step()
+        after[what] = rank.state()
+    print(json.dumps({"before": before, "after": after}))
 
 
 def _execute(rank: Rank) -> None:
@@ -117,20 +124,14 @@ def _end(how: str) -> None:
     print(json.dumps({"in_force_mhz": rank.clock_mhz}), flush=True)
     if how == "raises":
         raise RuntimeError("the training script is wrong")
-    if how == "exits":
-        sys.exit(3)
 
 
 def main(event: str) -> None:
     """Go through the event."""
     logging.basicConfig(level=logging.INFO)
     match event:
-        case "forked child leaves the block":
-            _fork(Rank(), _leave)
-        case "forked child ends":
-            _fork(Rank(), lambda rank: None)
-        case "forked child closes":
-            _fork(Rank(), lambda rank: rank.session.close())
+        case "forks":
+            _fork(Rank())
         case "executes":
             _execute(Rank())
         case "executed":

@@ -43,6 +43,8 @@ from flyball_pipeline.instruction import InstructionKind
 from flyball_profiles.stage_profile import StageProfile
 from flyball_wire.plan_options import TargetChange
 
+WorkOf = Callable[[int, int, int], float]
+"""Work of a microbatch, from rank, step and microbatch."""
 EXAMPLE = Path(__file__).parents[2] / "examples" / "data_parallel_loop.py"
 KINDS = ("ddp", "fsdp")
 NUM_RANKS = 2
@@ -63,6 +65,8 @@ TARGETS = {
     "ddp": (("power:470", 1200), ("least-energy", 1005), ("fastest", 1410)),
     "fsdp": (("fastest", 1410),),
 }
+# Of DistributedDataParallel: False within `no_sync`.
+_AVERAGES = "require_backward_grad_sync"
 _SIZES = ("--tiny", "--steps", "3")
 _WIDTH = 8
 _PATIENCE_S = 60.0
@@ -316,6 +320,7 @@ class VirtualJob:
             IDEAL_GPU, noise=options.pop("noise", 0.0), seed=torch.distributed.get_rank()
         )
         self.profile = step_profile() if "num_microbatches" not in options else microbatch_profile()
+        self._averages_each = options.pop("averages_each", True)
         self._num_accumulated = options.get("num_microbatches", 1)
         self.gpu = EmulatedGpu(
             self.profile,
@@ -349,12 +354,14 @@ class VirtualJob:
         end = RankWaits.end
 
         def end_together(waits: RankWaits) -> None:
-            if waits.is_in_step:
+            if waits.is_in_step and getattr(self.training.model, _AVERAGES, True):
                 meet(self.clock)
             end(waits)
 
         with mock.patch.object(RankWaits, "end", end_together), training_step(self.training.model):
-            self.training.step(num_accumulated=self._num_accumulated, averages_each=True)
+            self.training.step(
+                num_accumulated=self._num_accumulated, averages_each=self._averages_each
+            )
         self.timings += self.session.last_step_timings
         time.sleep(_PAUSE_S)
 
@@ -448,14 +455,15 @@ def with_own_clocks() -> Findings:
     return found
 
 
-def with_microbatches(kind: str) -> Findings:
+def with_microbatches(kind: str, work_of: WorkOf, *, averages_each: bool = True) -> Findings:
     """Accumulated microbatches that differ, until steps have had clocks of their own."""
     rank, number = torch.distributed.get_rank(), NUM_MICROBATCHES
     job = VirtualJob(
         kind,
-        f"microbatches-{kind}",
-        work=lambda step, microbatch: work_of(rank, step + microbatch),
+        f"microbatches-{kind}-{averages_each}",
+        work=lambda step, microbatch: work_of(rank, step, microbatch),
         announces_work=True,
+        averages_each=averages_each,
         num_microbatches=number,
         target="fastest",
     )
@@ -464,10 +472,11 @@ def with_microbatches(kind: str) -> Findings:
     deadline_s = time.monotonic() + _PATIENCE_S
     loader = steps(
         count(first),
-        lengths=lambda batch: work_of(rank, batch // number + batch % number),
+        lengths=lambda batch: work_of(rank, batch // number, batch % number),
         accumulate=number,
     )
-    for _ in loader:
+    for batches in loader:
+        assert len(list(batches)) == number
         job.step()
         time.sleep(_EXCHANGE_S)
         num_own = [one.sm_clock_mhz for one in job.timings].count(900)
@@ -493,13 +502,23 @@ def with_microbatches(kind: str) -> Findings:
     job.close()
     stock = Training(kind)
     for _ in range(num_steps):
-        stock.step(num_accumulated=number, averages_each=True)
+        stock.step(num_accumulated=number, averages_each=averages_each)
     return found | {"stock": stock.findings()}
 
 
 def work_of(rank: int, step: int) -> float:
     """Return the work of a rank's step."""
     return 1.5 if (rank + step) % 2 else 1.0
+
+
+def microbatch_work_of(rank: int, step: int, microbatch: int) -> float:
+    """Return the work of a microbatch: half of each rank's have more."""
+    return work_of(rank, step + microbatch)
+
+
+def uneven_work_of(rank: int, step: int, microbatch: int) -> float:
+    """Return the work of a microbatch: the rank with less in sum has as much in the first."""
+    return 1.5 if (rank + step) % 2 else (1.5, 0.5, 1.0, 1.0)[microbatch]
 
 
 def profiled_online(kind: str) -> Findings:
@@ -533,7 +552,8 @@ def scenarios() -> Iterator[tuple[str, Findings]]:
         yield f"{kind} stock", trained_as_torch_does(kind)
         yield f"{kind} flyball", trained_with_flyball(kind)
         yield f"{kind} planned", planned(kind)
-        yield f"{kind} microbatches", with_microbatches(kind)
+        yield f"{kind} microbatches", with_microbatches(kind, microbatch_work_of)
+    yield "ddp no_sync", with_microbatches("ddp", uneven_work_of, averages_each=False)
     yield "online", profiled_online("ddp")
     yield "work", with_work()
     yield "own clocks", with_own_clocks()

@@ -41,7 +41,7 @@ from flyball_wire.messages import MeasurementDetail
 
 _STOCK_P2P = (p2p.send, p2p.recv)
 _TOUCHED = {"_INSTRUCTION_MAP", "_exec_schedule", "train_batch", "num_pipe_buffers"}
-_NUM_STEPS = 20
+_NUM_STEPS = 14
 _SAMPLES_PER_MICROBATCH = 2
 _WIDTH = 8
 JOB_ID = "orders"
@@ -249,7 +249,7 @@ def probed_before_planned() -> Findings:
     plans = {
         4: _probe_plan(in_front, version=1, rows_mhz=(1410, 1200)),
         8: _probe_plan(in_front, version=2, rows_mhz=(1200, 1200, 1410)),
-        18: plan_of(in_front, 4, version=3),
+        12: plan_of(in_front, 4, version=3),
     }
     clocks_mhz: list[list[int | None]] = []
     for step in range(_NUM_STEPS):

@@ -9,7 +9,6 @@ import pytest
 from tests.governed_rank.pretended_rank import leave_record
 from tests.governed_rank.processes import wait_until
 from tests.integration.command_in_process import document_of, flyball, refusal
-from tests.made_up_gpus.fixtures import made_up_gpus
 from tests.made_up_gpus.vendor import UUIDS, MadeUpGpu, clock_file, locked_mhz
 
 from flyball_client.cli.doctor.command import probe_gpus
@@ -17,8 +16,6 @@ from flyball_client.governor.guard import Guard
 from flyball_client.governor.process_governor import ProcessGovernor, reap_left_behind
 from flyball_client.gpu._base import GpuAddress
 from flyball_client.session.rank_settings import RankSettings
-
-__all__ = ["made_up_gpus"]
 
 pytestmark = pytest.mark.usefixtures("made_up_gpus", "state_dir")
 

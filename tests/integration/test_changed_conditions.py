@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.false_nvml.fixtures import false_nvml, false_nvml_library, loaded_nvml
 from tests.false_nvml.library import FalseNvml
 from tests.governed_rank.processes import wait_until
 from tests.planner.live import LivePlanner, live_planner
@@ -19,12 +18,13 @@ from flyball_client.session import conditions_watch
 from flyball_client.session.rank_session import RankSession
 from flyball_wire import routes
 
-__all__ = ["false_nvml", "false_nvml_library", "loaded_nvml"]
-
 pytestmark = pytest.mark.slow
 
 TIMES = LinkTimes(poll_wait_s=1.0, gather_s=0.05, first_retry_s=0.02, longest_retry_s=0.1)
 CLOCKS_MHZ = (1980, 1740, 1500, 1200)
+MAX_Q = 1 << 1
+MODULE = "the module's power limit 600 W (profiled: 900 W)"
+MEMORY = "memory clock 1593 MHz (profiled: 2619 MHz)"
 
 
 def profile_csv(conditions: str, *, factor: float = 1.0) -> str:
@@ -84,6 +84,53 @@ def num_changed(planner: LivePlanner) -> float:
     return float(value)
 
 
+UNTIL_RESTORED = (
+    "; the highest clocks are kept until that is restored, or a profile measured under it is sent"
+)
+
+
+def test_each_condition_that_changes_in_mid_run_ends_the_plan_until_it_is_restored(
+    loaded_nvml: FalseNvml, session_of: Callable[[LivePlanner], RankSession]
+) -> None:
+    loaded_nvml.set_module_w(150)
+    loaded_nvml.set_conditions(module_limit_w=900)
+    under = "module_power_limit_w=900 power_profile=none memory_clock_mhz=2619 ecc=on"
+    path = routes.fill(routes.JOB, job_id="job")
+    with live_planner() as planner:
+        planner.put_job(
+            num_stages=1, num_microbatches=1, emulated=False, effort="low", target="slowdown:10%"
+        ).raise_for_status()
+        planner.put_profile(profile_csv(f"power_limit_w=700 {under}")).raise_for_status()
+        session = session_of(planner)
+
+        def notes() -> list[str]:
+            return [line for line in planner.http.get(path).json()["notes"] if "profiled" in line]
+
+        def is_of(policy: str) -> bool:
+            version = session.active_version
+            if version is None:
+                return False
+            plan = planner.http.get(routes.fill(routes.PLAN, job_id="job", version=version))
+            return bool(plan.json()["plan"]["policy"] == policy)
+
+        with session:
+            train_until(session, lambda: is_of("frontier"), "the plan is in force")
+            # A profile that others keep from being enforced changes nothing.
+            loaded_nvml.set_conditions(unenforced=MAX_Q)
+            for change, back, note in (
+                ({"module_limit_w": 600}, {"module_limit_w": 900}, MODULE),
+                ({"profiles": MAX_Q}, {"profiles": 0}, "power profile max-q (profiled: none)"),
+                ({"memory_mhz": 1593}, {"memory_mhz": 0}, MEMORY),
+                ({"ecc": False}, {"ecc": True}, "ECC off (profiled: on)"),
+            ):
+                assert notes() == []
+                loaded_nvml.set_conditions(**change)
+                train_until(session, lambda: is_of("baseline"), f"{note}: the highest clocks")
+                assert notes() == [f"rank 0: {note}{UNTIL_RESTORED}"]
+                loaded_nvml.set_conditions(**back)
+                train_until(session, lambda: is_of("frontier"), f"{note}: restored")
+
+
 def test_a_power_limit_lowered_in_mid_run_ends_the_plan_until_a_profile_for_it_is_sent(
     loaded_nvml: FalseNvml, session_of: Callable[[LivePlanner], RankSession]
 ) -> None:
@@ -111,19 +158,19 @@ def test_a_power_limit_lowered_in_mid_run_ends_the_plan_until_a_profile_for_it_i
             assert loaded_nvml.locked_mhz() < 1980
             loaded_nvml.set_conditions(limit_w=500)
             train_until(session, lambda: policy() == "baseline", "the highest clocks are kept")
-            assert notes() == [
-                "rank 0: power limit 500 W (profiled: 700 W); the highest clocks are kept until"
-                " that is restored, or a profile measured under it is sent"
-            ]
+            assert notes() == [f"rank 0: power limit 500 W (profiled: 700 W){UNTIL_RESTORED}"]
             assert num_changed(planner) == 1.0
             planner.put_profile(profile_csv("power_limit_w=500", factor=1.02)).raise_for_status()
             train_until(session, lambda: policy() == "frontier", "planned from that profile")
             assert notes() == []
             assert num_changed(planner) == 0.0
             loaded_nvml.set_conditions(limit_w=700)
-            version = session.active_version or 0
+            profile = routes.fill(routes.PROFILE, job_id="job")
             train_until(
-                session, lambda: (session.active_version or 0) > version, "the first profile's plan"
+                session,
+                lambda: "power_limit_w=700" in planner.http.get(profile).text,
+                "the first profile is planned from",
             )
-            assert (policy(), notes()) == ("frontier", [])
+            train_until(session, lambda: policy() == "frontier", "its plan is in force")
+            assert notes() == []
     assert loaded_nvml.range_mhz() == (0, 0)

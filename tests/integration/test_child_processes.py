@@ -11,12 +11,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.false_nvml.fixtures import false_nvml, false_nvml_library
 from tests.false_nvml.library import FalseNvml
 from tests.governed_rank.processes import PATIENCE_S
 from tests.hostile_folder import HostileFolder
-
-__all__ = ["false_nvml", "false_nvml_library"]
 
 ROOT = Path(__file__).parents[2]
 # Starts in a folder of its own, so that only the processes that it starts can be led astray.
@@ -37,15 +34,6 @@ rank = LinkedRank("http://127.0.0.1:1", 0)
 wait_until(lambda: any("cannot be reached" in line for line in lines))
 rank.close()
 """,
-    "doctor": """
-from flyball_client.__main__ import main
-assert main(["doctor"]) in {0, 1}
-""",
-    "blocking pair": """
-from flyball_client.profiling.blocking_power import BlockingPair
-with BlockingPair(backend="gloo", devices=(0, 0), num_elements=1) as pair:
-    pair.release()
-""",
     "planning processes": """
 from flyball_server.solving.processes import PlanningProcesses
 executor = PlanningProcesses(1)
@@ -59,8 +47,6 @@ executor.shutdown()
 def test_no_child_imports_from_the_working_folder(
     false_nvml: FalseNvml, tmp_path: Path, started: str
 ) -> None:
-    if started == "blocking pair":
-        pytest.importorskip("torch", reason="needs the extra 'torch'")
     hostile = HostileFolder(tmp_path / "hostile")
     start = tmp_path / "start"
     start.mkdir()
@@ -81,6 +67,7 @@ def test_no_child_imports_from_the_working_folder(
 
 
 def test_every_python_process_is_started_in_the_one_way() -> None:
+    """So the doctor's, and those of a blocking pair, are started as the governor is above."""
     files = [
         file
         for part in ("client", "server", "integrations")

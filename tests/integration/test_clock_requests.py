@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import fmean
 
 import pytest
@@ -18,14 +18,13 @@ from flyball_server.planning.documents.recorded_plan import model_of_plan
 from flyball_server.planning.model.simulator import time_and_energy
 from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_wire.plan_options import Effort, PlanOptions
-from flyball_wire.plans.plan import Plan, PlannedInstruction
+from flyball_wire.plans.plan import Plan
 
 # Forward and backward of 50 and 92 ms at the highest clock.
 PROFILE = demo_profile()
 NUM_STAGES, NUM_MICROBATCHES, BLOCKING_POWER_W = PROFILE.num_stages, 8, 83.64
 DELAY_S = 0.005
 
-RequestedAt = Callable[[float, float], float]
 """Moment of a request, of the end of the instruction before and the start of its own, in s."""
 
 
@@ -36,66 +35,6 @@ def plan() -> Plan:
     return make_plan(
         PlanRequest(profile=PROFILE, num_microbatches=NUM_MICROBATCHES, options=options)
     ).plan
-
-
-@dataclass
-class Stage:
-    """A stage in the formula: its clock, and the ends of its instructions."""
-
-    instructions: Sequence[PlannedInstruction]
-    clock_mhz: int
-    ended_s: float = 0.0
-    num_run: int = 0
-
-
-def times_by_formula(
-    plan: Plan, requested_at: RequestedAt, *, delay_s: float, num_steps: int
-) -> list[float]:
-    """Iteration times in s of 1F1B: x = clamp(r + L - s, 0, T0), t = x + T1 (1 - x / T0)."""
-    stages = [
-        Stage(of_stage, PROFILE.points[0, of_stage[0].kind][0].frequency_mhz)
-        for of_stage in plan.stages
-    ]
-    began_s, times_s = 0.0, []
-    for _ in range(num_steps):
-        ready_s: dict[tuple[int, str, int], float] = {}
-        for stage in stages:
-            stage.num_run = 0
-        while any(stage.num_run < len(stage.instructions) for stage in stages):
-            for number, stage in enumerate(stages):
-                if stage.num_run < len(stage.instructions):
-                    _run(stage, number, ready_s, began_s, requested_at, delay_s)
-        ended_s = max(stage.ended_s for stage in stages)
-        times_s.append(ended_s - began_s)
-        began_s = ended_s
-    return times_s
-
-
-def _run(
-    stage: Stage,
-    number: int,
-    ready_s: dict[tuple[int, str, int], float],
-    step_began_s: float,
-    requested_at: RequestedAt,
-    delay_s: float,
-) -> None:
-    """Run the stage's next instruction, if its input is there."""
-    item = stage.instructions[stage.num_run]
-    is_forward = item.kind == "forward"
-    is_fed = number > 0 if is_forward else number < NUM_STAGES - 1
-    received_s = ready_s.get((number, item.kind, item.microbatch), None if is_fed else 0.0)
-    if received_s is None:
-        return
-    begins_s = max(stage.ended_s, step_began_s, received_s)
-    times_s = {point.frequency_mhz: point.time_s for point in PROFILE.points[number, item.kind]}
-    before_s, after_s = times_s[stage.clock_mhz], times_s[item.frequency_mhz]
-    late_s = requested_at(stage.ended_s, begins_s) + delay_s - begins_s
-    old_s = min(max(late_s, 0.0), before_s)
-    stage.ended_s = begins_s + old_s + after_s * (1 - old_s / before_s)
-    stage.clock_mhz = item.frequency_mhz
-    stage.num_run += 1
-    target = number + (1 if is_forward else -1)
-    ready_s[target, item.kind, item.microbatch] = stage.ended_s
 
 
 @contextmanager
@@ -115,22 +54,6 @@ def emulated_ranks(
         requests=requests,
     ) as ranks:
         yield ranks
-
-
-def emulated_times_s(plan: Plan, delay_s: float, *, num_steps: int) -> list[float]:
-    with emulated_ranks(plan, EmulatedGpuSettings.exact_delay(delay_s)) as ranks:
-        return [run_step(ranks, num_stages=NUM_STAGES)[0].time_s for _ in range(num_steps)]
-
-
-def test_early_requests_take_two_thirds_of_the_loss_away(plan: Plan) -> None:
-    at_end = times_by_formula(plan, lambda end_s, _: end_s, delay_s=DELAY_S, num_steps=3)
-    at_begin = times_by_formula(plan, lambda _, begin_s: begin_s, delay_s=DELAY_S, num_steps=3)
-    early = emulated_times_s(plan, DELAY_S, num_steps=3)
-    assert emulated_times_s(plan, 0.0, num_steps=1) == pytest.approx([plan.iteration_time_s])
-    # The first step's first clock is requested as it begins.
-    assert early[1:] == pytest.approx(at_end[1:], rel=1e-9)
-    loss_s, loss_at_begin_s = (each[-1] - plan.iteration_time_s for each in (early, at_begin))
-    assert 0 < loss_s < loss_at_begin_s / 3
 
 
 def test_a_plan_for_the_calls_of_a_node_is_in_time_where_another_is_late() -> None:

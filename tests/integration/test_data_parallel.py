@@ -160,6 +160,24 @@ def test_a_rank_runs_slower_in_the_microbatches_that_have_little_work(
         assert own > 4
 
 
+def test_with_no_sync_a_rank_runs_slower_in_all_microbatches_until_the_steps_end(
+    ranks: Sequence[Findings],
+) -> None:
+    own = 0
+    for rank_number, rank in enumerate(ranks):
+        found = rank["ddp no_sync"]
+        assert found["flyball"] == found["stock"]
+        assert (found["num_unplanned"], found["num_overruns"]) == (0, 0)
+        for step, time_s, ran in found["ran"]:
+            assert time_s == pytest.approx(1.5 * NUM_MICROBATCHES, rel=1e-3)
+            is_light = (rank_number + step) % 2 == 0
+            clocks_mhz = {sm_clock_mhz for *_, sm_clock_mhz, _ in ran}
+            # Also in the first microbatch, which has as much work as the other rank's.
+            assert clocks_mhz in ({900} if is_light else {1410}, {1410})
+            own += clocks_mhz == {900}
+    assert own > 0
+
+
 @pytest.mark.parametrize(("kind", "num_batches"), [("ddp", 2), ("fsdp", 1)])
 def test_announced_steps_have_the_same_losses_and_positions(
     ranks: Sequence[Findings], kind: str, num_batches: int

@@ -188,8 +188,7 @@ raise SystemExit(main(sys.argv[2:]))
 """
 
 
-@pytest.mark.parametrize("is_new", [True, False], ids=["new", "replaced"])
-@pytest.mark.parametrize("share", [0.01, 0.5, 0.99])
+@pytest.mark.parametrize(("share", "is_new"), [(0.01, False), (0.5, True), (0.99, False)])
 def test_a_restore_killed_halfway_leaves_the_old_database(
     share: float, is_new: bool, database: Path, backup: Path
 ) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.false_nvml.fixtures import false_nvml, false_nvml_library
 from tests.false_nvml.library import FalseNvml
 from tests.planner.live import LivePlanner, live_planner
 from tests.planner.patience import wait_until
@@ -19,8 +18,6 @@ pytest.importorskip("deepspeed", reason="needs the extra 'deepspeed'")
 from flyball_lab.demo.options import child_environment, missing_prerequisites
 from flyball_lab.demo.processes import ChildProcess, Interruption
 from flyball_wire import routes
-
-__all__ = ["false_nvml", "false_nvml_library"]
 
 _SCRIPT = Path(__file__).with_name("envpipe_script.py")
 _TIMEOUT_S = 500

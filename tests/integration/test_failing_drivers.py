@@ -10,8 +10,16 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
-from tests.false_nvml.fixtures import false_nvml, false_nvml_library, loaded_nvml
 from tests.false_nvml.library import FalseNvml
+from tests.governed_rank.driver_faults import (
+    CODES,
+    GPU_IS_LOST,
+    NO_PERMISSION,
+    NOT_READY,
+    RESET,
+    UNKNOWN,
+    WITHIN_S,
+)
 from tests.governed_rank.governed_rank import GovernedRank, node_dir_in
 from tests.governed_rank.pretended_rank import leave_record
 from tests.governed_rank.processes import send, wait_until
@@ -29,13 +37,7 @@ from flyball_client.helper.rank_agent import LinkTimes
 from flyball_client.session.rank_session import RankSession
 from flyball_wire import routes
 
-__all__ = ["false_nvml", "false_nvml_library", "loaded_nvml"]
-
-SET, RESET = "nvmlDeviceSetGpuLockedClocks", "nvmlDeviceResetGpuLockedClocks"
-NO_PERMISSION, TIMEOUT, GPU_IS_LOST, NOT_READY, UNKNOWN = 4, 10, 15, 27, 999
-OFF_S = 0.5
-# From the end of a fault on.
-WITHIN_S = 3.0
+OFF_S = 0.4
 
 
 @pytest.fixture
@@ -62,33 +64,33 @@ def train_until(governor: ProcessGovernor, is_so: Callable[[], object], what: st
     return wait_until(is_so_after_a_step, what)
 
 
-@pytest.mark.parametrize("code", [NO_PERMISSION, TIMEOUT, GPU_IS_LOST, NOT_READY, UNKNOWN])
-def test_a_driver_that_fails_for_half_a_second_costs_no_more_clocks_than_that(
-    loaded_nvml: FalseNvml,
-    own_governor: ProcessGovernor,
-    caplog: pytest.LogCaptureFixture,
-    code: int,
+def test_a_driver_that_fails_for_a_moment_costs_no_more_clocks_than_that(
+    loaded_nvml: FalseNvml, own_governor: ProcessGovernor, caplog: pytest.LogCaptureFixture
 ) -> None:
     train_until(own_governor, lambda: own_governor.report().num_switches > 2, "clocks are set")
-    began_s = time.monotonic()
-    loaded_nvml.fail("", code, lasts_s=OFF_S)
-    train_until(own_governor, lambda: time.monotonic() > began_s + OFF_S, "the driver works again")
-    failed = own_governor.report()
-    train_until(
-        own_governor,
-        lambda: own_governor.report().num_switches > failed.num_switches + 2,
-        "clocks are set again",
-    )
-    assert time.monotonic() < began_s + OFF_S + WITHIN_S
-    assert failed.num_failures > 0
-    assert not own_governor.is_over
-    assert own_governor.no_clocks is None
-    train_until(own_governor, lambda: len(caplog.messages) == 2, "it is logged")
-    assert "cannot be changed for now, and is tried again" in caplog.messages[0]
-    assert "can be changed again" in caplog.messages[1]
+    for code in CODES:
+        caplog.clear()
+        before = own_governor.report()
+        began_s = time.monotonic()
+        loaded_nvml.fail("", code, lasts_s=OFF_S)
+        over_s = began_s + OFF_S
+        train_until(own_governor, lambda: time.monotonic() > over_s, "the driver works again")  # noqa: B023 - called at once
+        failed = own_governor.report()
+        train_until(
+            own_governor,
+            lambda: own_governor.report().num_switches > failed.num_switches + 2,  # noqa: B023
+            "clocks are set again",
+        )
+        assert time.monotonic() < over_s + WITHIN_S
+        assert failed.num_failures > before.num_failures
+        assert not own_governor.is_over
+        assert own_governor.no_clocks is None
+        train_until(own_governor, lambda: len(caplog.messages) == 2, "it is logged")
+        assert "cannot be changed for now, and is tried again" in caplog.messages[0]
+        assert "can be changed again" in caplog.messages[1]
 
 
-@pytest.mark.parametrize("code", [NO_PERMISSION, GPU_IS_LOST, UNKNOWN])
+@pytest.mark.parametrize("code", [NO_PERMISSION, UNKNOWN])
 def test_a_clock_that_a_closed_session_could_not_restore_is_restored_later(
     loaded_nvml: FalseNvml, own_governor: ProcessGovernor, tmp_path: Path, code: int
 ) -> None:
@@ -168,7 +170,7 @@ def test_a_rank_that_lives_without_a_governor_is_an_error_and_the_guards(
     (result,) = check_records(find_records(rank.state_dir))
     assert result.state == "problem"
     assert "lives without a governor" in result.found
-    with RunningGuard(false_nvml, node_dir_in(tmp_path)) as guard:
+    with RunningGuard(false_nvml, node_dir_in(tmp_path), UNGOVERNED_GRACE_S=0.5) as guard:
         wait_until(rank.is_restored, "restored by the guard")
         guard.wait_until_said("which lives without a governor")
     send(rank.pid, signal.SIGCONT)
@@ -196,10 +198,10 @@ def test_a_call_that_hangs_on_one_gpu_keeps_the_guard_from_no_other(
         leave_record(state_dir, false_nvml.uuid(index))
         false_nvml.set_range_mhz(510, 510, index)
     false_nvml.fail(RESET, 0, gpu=0, hangs_s=60.0)
-    with RunningGuard(false_nvml, node_dir) as guard:
+    with RunningGuard(false_nvml, node_dir, DEADLINE_S=1.0) as guard:
         wait_until(lambda: false_nvml.range_mhz(1) == (0, 0), "restored", patience_s=WITHIN_S)
         assert false_nvml.range_mhz(0) == (510, 510)
-        guard.wait_until_said("the driver has not answered for 10 s")
+        guard.wait_until_said("the driver has not answered for 1 s")
         false_nvml.work_again()
         wait_until(lambda: false_nvml.range_mhz(0) == (0, 0), "restored")
         wait_until(lambda: find_records(state_dir) == [], "the records are cleared")

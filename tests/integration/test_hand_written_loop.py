@@ -21,9 +21,7 @@ pytest.importorskip("torch", reason="needs the extra 'torch'")
 import torch
 from torch import nn
 
-from flyball_client.api.errors import PlannerError
 from flyball_wire import routes
-from flyball_wire.online_profiling import ProfilingState, ProfilingStatus
 
 _ROOT = Path(__file__).parents[2]
 _EXAMPLE = _ROOT / "examples" / "hand_written_loop.py"
@@ -91,61 +89,6 @@ def test_a_loop_without_a_profile_runs_probe_plans_in_its_own_order(runs: dict[s
     assert all(step["num_unplanned"] == 0 for step in run.steps)
     progress = r"^profiling probing: \d+ steps \(emulated\)$"
     assert re.search(progress, run.printed, re.MULTILINE)
-
-
-def test_the_progress_of_profiling_is_printed_where_it_changes(
-    example: dict[str, Any], capsys: pytest.CaptureFixture[str]
-) -> None:
-    answers: list[ProfilingStatus | PlannerError] = [
-        *(PlannerError("away"), PlannerError("away"), _probing(3), _probing(3), _probing(8)),
-        PlannerError("away"),
-    ]
-
-    class Answering:
-        def get_profiling(self, job_id: str) -> ProfilingStatus:
-            assert job_id == "another"
-            answer = answers.pop(0)
-            if isinstance(answer, PlannerError):
-                raise answer
-            return answer
-
-    progress = example["ProfilingProgress"](Answering(), "another")
-    while answers:
-        progress.poll()
-    assert capsys.readouterr().out.splitlines() == [
-        "profiling: away",
-        "profiling probing: 3 steps (emulated)",
-        "profiling probing: 8 steps (emulated)",
-        "profiling: away",
-    ]
-
-
-def _probing(num_steps: int) -> ProfilingStatus:
-    return ProfilingStatus(
-        job_id="another",
-        state=ProfilingState.PROBING,
-        problem=None,
-        num_steps=num_steps,
-        points=(),
-        blocking_power_w=None,
-        blocking_power_error_w=None,
-        slowdown_limit=0.1,
-        largest_slowdown=None,
-        extra_time_s=None,
-        extra_energy_j=None,
-        emulated=True,
-    )
-
-
-def test_a_slowdown_above_all_of_an_iteration_is_no_option(
-    example: dict[str, Any], capsys: pytest.CaptureFixture[str]
-) -> None:
-    parser = example["loop_parser"]()
-    assert parser.parse_args(["--profiling-slowdown", "1"]).profiling_slowdown == 1.0
-    for wrong in ("0", "-0.1", "1.01", "nan", "inf"):
-        with pytest.raises(SystemExit):
-            parser.parse_args([f"--profiling-slowdown={wrong}"])
-        assert "--profiling-slowdown" in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_the_loops_losses_are_those_of_the_model_in_one_process(

@@ -53,7 +53,7 @@ from flyball_client.session.active_plan import compile_plan
 from flyball_client.session.plan_cursor import CompiledPlan
 from flyball_client.session.planner_link import PlannerLink
 from flyball_client.session.registration import JobRegistrar, named_start
-from flyball_client.steps.step_plans import StepPlan
+from flyball_client.steps.step_plans import PlanKey, StepLoad, StepPlan
 from flyball_wire import routes
 from flyball_wire.codec import encode
 from flyball_wire.messages import JobRegistration, RankRegistration, StepMeasurement
@@ -328,7 +328,7 @@ def test_helpers_that_are_killed_are_started_again_and_no_measurement_is_lost(
 def test_a_helper_that_shows_no_life_is_killed_and_started_again(
     quick: None, log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(links, "_SILENCE_S", 5.0)
+    monkeypatch.setattr(links, "_SILENCE_S", 2.0)
     memory = MemoryPlanner()
     with helped_rank(honest(memory)) as (rank, _):
         pid = helper_pid()
@@ -337,9 +337,23 @@ def test_a_helper_that_shows_no_life_is_killed_and_started_again(
         rank.measure(range(3))
         wait_until(lambda: is_gone(pid), "its end")
         wait_until(
-            lambda: "gave no sign of life for 5 s and was killed" in log.text, "the line of the log"
+            lambda: "gave no sign of life for 2 s and was killed" in log.text, "the line of the log"
         )
         wait_until(lambda: len(memory.measurements) == 3, "the steps")
+
+
+def test_a_rank_ends_though_another_thread_waits_for_a_frozen_helper_to_read(quick: None) -> None:
+    with helped_rank(honest(MemoryPlanner())) as (rank, _):
+        pid = helper_pid()
+        os.kill(pid, signal.SIGSTOP)
+        # More than a socket holds.
+        load = StepLoad(0, PlanKey(1, None), ((1.0,) * 500_000,), (1.0,), 0.0)
+        asking = threading.Thread(target=rank.link.ask, args=(load,))
+        asking.start()
+        rank.link.stop()
+        asking.join(10.0)
+        assert not asking.is_alive()
+        wait_until(lambda: is_gone(pid), "its end")
 
 
 def test_sessions_and_registrars_share_a_helper_that_signals_do_not_end() -> None:
@@ -387,12 +401,12 @@ def test_the_helper_imports_nothing_heavy() -> None:
 
 RANK = """
 import os, sys, time
-from tests.integration.test_helper_process import HelpedRank
-if sys.argv[2] == "forks early" and os.fork() == 0:
+from tests.planner.linked_rank import LinkedRank
+if os.fork() == 0:
     time.sleep(600)
-rank = HelpedRank(sys.argv[1])
-# While the helper starts: as loaders' workers do, each lives on.
-for _ in range({"forks late": 1, "forks often": 100}.get(sys.argv[2], 0)):
+rank = LinkedRank(sys.argv[1], 0)
+# While the helper starts, and after it: as loaders' workers do, each lives on.
+for _ in range(100):
     if os.fork() == 0:
         time.sleep(600)
     time.sleep(0.002)
@@ -400,8 +414,7 @@ time.sleep(600)
 """
 
 
-@pytest.mark.parametrize("when", ["forks early", "forks late", "forks often"])
-def test_a_rank_that_forks_has_a_helper_and_none_is_left_when_it_is_killed(when: str) -> None:
+def test_a_rank_that_forks_has_a_helper_and_none_is_left_when_it_is_killed() -> None:
     def silent(planner: HostilePlanner, request: Request) -> Iterable[bytes]:
         planner.stopping.wait(60.0)
         return ()
@@ -412,7 +425,7 @@ def test_a_rank_that_forks_has_a_helper_and_none_is_left_when_it_is_killed(when:
     with (
         hostile_planner(silent) as planner,
         subprocess.Popen(
-            [sys.executable, "-c", RANK, planner.url, when],
+            [sys.executable, "-c", RANK, planner.url],
             env=environment,
             start_new_session=True,
         ) as rank,
@@ -432,10 +445,17 @@ def test_a_rank_that_forks_has_a_helper_and_none_is_left_when_it_is_killed(when:
 
 LIVE_RANK = """
 import sys, time
-from tests.integration.test_rest_life import PlannerClient, RankSession, TIMES
-planner = PlannerClient(sys.argv[1])
+from flyball_client.api.planner_client import PlannerClient
+from flyball_client.helper.rank_agent import LinkTimes
+from flyball_client.session.rank_session import RankSession
 RankSession(
-    gpu=None, planner=planner, job_id="job", rank=0, stage=0, times=TIMES, start_id=sys.argv[2]
+    gpu=None,
+    planner=PlannerClient(sys.argv[1]),
+    job_id="job",
+    rank=0,
+    stage=0,
+    times=LinkTimes(poll_wait_s=0.2, first_retry_s=0.01, longest_retry_s=0.05),
+    start_id=sys.argv[2],
 ).start()
 time.sleep(600)
 """
@@ -454,9 +474,11 @@ def test_the_planner_is_told_of_a_killed_rank_and_the_next_start_begins_at_once(
             command = [sys.executable, "-c", LIVE_RANK, str(planner.http.base_url), start]
             with subprocess.Popen(command, env=environment) as rank:
                 try:
-                    wait_until(lambda: have_left() == [False], "the rank", patience_s=120.0)
+                    wait_until(
+                        lambda: have_left() == [False], "the rank", patience_s=120.0, pause_s=0.05
+                    )
                     rank.kill()
-                    wait_until(lambda: have_left() == [True], "its departure")
+                    wait_until(lambda: have_left() == [True], "its departure", pause_s=0.05)
                 finally:
                     rank.kill()
 

@@ -99,7 +99,7 @@ def test_a_plan_file_of_any_schedule_simulates_to_what_it_says(
     ("name", "order", "said"),
     [
         ("order.json", "", "order.json: not an order ("),
-        ("order.json", {}, "order.json: order: must be an object with a list of stages"),
+        ("order.json", {}, "order.json: stages: is missing"),
         ("order.json", {"stages": [TWO, TWO[:2]]}, "--order: stage 1 does not run all 2 microb"),
         ("order.json", {"stages": [V, V], "virtual_stages": [[0, 3], [1, 2]]},
          "profile.csv: has no chunks, and 2 are run; measure each chunk"),

@@ -362,8 +362,8 @@ def test_a_plan_file_that_cannot_be_used_is_refused_with_the_part(
     made = json.loads(plan.read_bytes())
     for content, said in (
         (b"[" * 100_000, "not a plan in JSON"),
-        ({}, "baseline: must be an object"),
-        (made | {"energy_j": float("nan")}, "energy_j: must be a number above 0"),
+        ({}, "policy: is missing"),
+        (made | {"energy_j": float("nan")}, "energy_j: must be a finite number"),
         (
             made | {"stages": [[["forward", 0, 1410]]]},
             "schedule: stage 0 does not run one forward and",

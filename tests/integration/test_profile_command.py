@@ -14,7 +14,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from tests.false_nvml.fixtures import false_nvml, false_nvml_library
 from tests.false_nvml.library import FalseNvml
 from tests.governed_rank.processes import wait_until
 from tests.integration.command_in_process import document_of, flyball, refusal
@@ -24,8 +23,6 @@ from flyball_pipeline.instruction import InstructionKind
 from flyball_profiles.examples import example_profile_path, load_example_profile
 from flyball_profiles.gpu_windows import gpu_window_of
 from flyball_profiles.stage_profile_csv import read_stage_profile
-
-__all__ = ["false_nvml", "false_nvml_library"]
 
 NO_PERMISSION = 4
 EXAMPLE = str(example_profile_path())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 
@@ -132,6 +133,8 @@ def test_an_error_of_prediction_has_a_reserve(steps: list[str | Path]) -> None:
         (["--error", "nan"], "argument --error: must be a number of percent from 0 to 50, not nan"),
         (["--shared-error"], "--shared-error needs --error PERCENT"),
         (["--saving"], "--saving is for recorded runs; leave it out with --steps"),
+        (["--trace-names", "step=x"], "--trace-names is for traces, and "),
+        (["--trace-places", "0:0"], "--trace-places is for traces, and "),
         (["--transition-ms", "-1"], "argument --transition-ms: must be a number of ms from 0 to"),
         (["--clocks", "."], ".: is a folder; name a file in it"),
     ],
@@ -151,5 +154,41 @@ def test_faults_of_recorded_steps_name_file_and_line(
     recorded.write_bytes(b"\xff")
     assert refusal(*steps).startswith(f"{recorded}: not a CSV file in UTF-8")
     assert refusal(*steps[:2]) == "--steps needs --profile PROFILE.csv, energies by clock"
-    assert refusal("--curve", "3") == "--curve needs --steps FILE.csv, times of recorded steps"
+    assert refusal("--curve", "3") == "--curve needs --steps FILE, times of recorded steps"
     assert refusal(*steps[:4]).startswith("blocking power is needed: give --blocking-power W")
+
+
+def test_traces_packed_or_not_are_replayed(steps: list[str | Path], tmp_path: Path) -> None:
+    plain, packed = tmp_path / "0.json", tmp_path / "1.json.gz"
+    for rank, path in enumerate((plain, packed)):
+        ranges = [("iteration", 0, 900), ("fwd", 10, 100 + rank), ("bwd", 200, 210)]
+        events = [
+            {"ph": "X", "name": name, "ts": 1e3 * begin, "dur": 1e3 * time}
+            for name, begin, time in ranges
+        ]
+        path.write_text(json.dumps(events))
+    packed.write_bytes(gzip.compress(packed.read_bytes()))
+    names = [
+        *("--trace-names", "step=iteration", "--trace-names", "forward=fwd"),
+        *("--trace-names", "backward=bwd"),
+    ]
+    rest = steps[2:]
+    text = flyball("replay", "--steps", plain, packed, *names, "--trace-places", "0:0,1:0", *rest)
+    assert text.stdout.startswith("1 steps, 2 pipeline steps; ")
+    assert refusal("--steps", plain, packed, *rest) == (
+        f"{plain}: no range is called as an instruction; give --trace-names KIND=REGEX"
+    )
+    assert refusal("--steps", plain, packed, *names, *rest).startswith(
+        f"{plain} and 1 more: trace 1 has no stage"
+    )
+    for given, fault in (("fwd", "must be KIND=REGEX, not 'fwd'"), ("up=fwd", "unknown name 'up'")):
+        assert refusal("--steps", plain, "--trace-names", given, *rest).startswith(
+            f"--trace-names: {fault}"
+        )
+    assert refusal("--steps", plain, "--trace-places", "0", *rest) == (
+        "--trace-places: must be DP_RANK:STAGE,..., as 0:0,0:1"
+    )
+    packed.write_bytes(packed.read_bytes()[:20])
+    assert refusal("--steps", packed, *rest).startswith(f"{packed}: ")
+    plain.write_text("{")
+    assert refusal("--steps", plain, *rest).startswith(f"{plain}: not a trace in JSON")

@@ -14,8 +14,7 @@ from tests.shared_data import needs_shared_data, recorded_runs
 from tests.unit.replay.perseus_tree import write_perseus_tree
 from tests.unit.replay.synthetic_runs import Document, synthetic_document
 
-from flyball_server.cli.perseus_folder import read_workload
-from flyball_server.cli.replay import read_recording
+from flyball_server.cli.replay import read_recording, read_workload
 
 
 @pytest.fixture

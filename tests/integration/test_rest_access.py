@@ -71,7 +71,7 @@ def test_a_token_opens_only_its_job(planner: LivePlanner, jobs: str) -> None:
         assert http.get(JOB).status_code == 200
         assert http.put(JOB, json=registration()).status_code == 200
         assert http.get(f"{JOB}/steps").status_code == 200
-        for path in (OTHER, f"{OTHER}/steps", f"{JOB}.1", f"{routes.JOBS}/"):
+        for path in (OTHER, f"{OTHER}/steps", f"{JOB}.1", f"{JOB}s", f"{routes.JOBS}/"):
             assert "permits job job only" in detail(http.get(path), 403), path
         assert detail(http.put(OTHER, json=registration()), 403)
         assert "job@1 is not known" in detail(http.get(f"{JOB}@1"), 404)
@@ -184,7 +184,11 @@ def test_a_jobs_token_lists_that_job_and_its_earlier_runs_only() -> None:
 
 
 def test_without_a_token_or_with_a_wrong_one_it_is_a_401(planner: LivePlanner, jobs: str) -> None:
-    for token in (None, "", "fb_0123456789abcdef_" + "A" * 43, jobs[:-1], "x" * 5000):
+    _, public, secret = jobs.split("_", 2)
+    other = "fb_0123456789abcdef_"
+    wrong = (None, "", other + "A" * 43, other + secret, "x" * 5000)
+    near = (jobs[:-1], jobs + "A", jobs.upper(), jobs.replace("fb_", "fb_0", 1), public)
+    for token in (*wrong, *near):
         with as_bearer(planner, token) as http:
             for path in (JOB, routes.JOBS, routes.TOKENS, "/nothing"):
                 answer = http.get(path)

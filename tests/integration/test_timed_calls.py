@@ -9,7 +9,6 @@ from pathlib import Path
 from statistics import median
 
 import pytest
-from tests.false_nvml.fixtures import false_nvml, false_nvml_library, loaded_nvml
 from tests.false_nvml.library import FalseNvml
 from tests.governed_rank.processes import PATIENCE_S, send, wait_until
 
@@ -17,8 +16,6 @@ from flyball_client.governor import shared_state as word
 from flyball_client.governor.process_governor import ProcessGovernor
 from flyball_client.gpu._base import ClockCall
 from flyball_client.gpu.nvml.device import NvmlGpu
-
-__all__ = ["false_nvml", "false_nvml_library", "loaded_nvml"]
 
 SET = "nvmlDeviceSetGpuLockedClocks"
 NUM_CALLS = 15

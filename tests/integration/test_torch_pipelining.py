@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
@@ -10,9 +12,11 @@ from flyball_server.planning.scheduling import schedule_for
 
 pytest.importorskip("torch", reason="needs the extra 'torch'")
 
+from tests.integration.command_in_process import document_of
 from tests.integration.rank_server import Findings, RankServer
 from tests.integration.trainings import alike_stages
 
+from flyball_profiles.stage_profile_csv import write_stage_profile
 from flyball_server.planning.scheduling import ScheduleContext
 
 _NUM_RANKS = 3
@@ -86,6 +90,39 @@ def test_the_last_rank_of_1f1b_counts_its_forwards_from_1_in_torchs_order_and_fr
     last = ranks[-1]["1F1B"]
     assert last["pipeline_order"][:4] == ["2F1", "2B0", "2F2", "2B1"]
     assert last["steps"][0][:4] == ["2F0", "2B0", "2F1", "2B1"]
+
+
+@pytest.mark.parametrize(
+    ("name", "places"),
+    [
+        ("GPipe", "0:0,0:1,0:2"),
+        ("Interleaved1F1B", None),
+        ("InterleavedZeroBubble", None),
+    ],
+)
+def test_traces_of_torchs_profiler_are_the_steps_that_ran(
+    ranks: Sequence[Findings], tmp_path: Path, name: str, places: str | None
+) -> None:
+    traces = [tmp_path / f"{rank}.json" for rank in range(_NUM_RANKS)]
+    for path, rank in zip(traces, ranks, strict=True):
+        path.write_text(rank[f"{name} traced"]["trace"])
+    profile, out = tmp_path / "profile.csv", tmp_path / "clocks.csv"
+    profile.write_text(write_stage_profile(alike_stages(_NUM_RANKS)))
+    options = [] if places is None else ["--trace-places", places]
+    document = document_of(
+        *("replay", "--steps", *traces, *options, "--profile", profile, "--clocks", out),
+        *("--blocking-power", "80", "--no-transitions"),
+    )
+    assert document["steps"] == 2
+    rows = list(csv.DictReader(out.read_text().splitlines()))
+    for step in ("1", "2"):  # those that the profiler recorded
+        for stage, rank in enumerate(ranks):
+            ran = [
+                [row["instruction"], int(row["microbatch"]), int(row.get("chunk", 0))]
+                for row in rows
+                if (row["step"], row["dp_rank"], row["stage"]) == (step, "0", str(stage))
+            ]
+            assert ran == rank[name]["hooks"]
 
 
 @pytest.mark.parametrize(("name", "registered"), [("GPipe", "gpipe"), ("1F1B", "1f1b")])

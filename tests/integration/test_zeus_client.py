@@ -10,13 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.false_nvml.fixtures import false_nvml_library
 from tests.false_nvml.library import HIGHEST_MHZ, FalseNvml
 from tests.integration import zeus_rank
 from tests.planner.live import live_planner
 from tests.planner.patience import PATIENCE_S, wait_until
-
-__all__ = ["false_nvml_library"]
 
 pytest.importorskip("torch", reason="needs the extra 'torch'")
 

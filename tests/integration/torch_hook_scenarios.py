@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -22,6 +24,7 @@ from tests.integration.trainings import (
 from torch import nn
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import get_schedule_class
+from torch.profiler import ProfilerActivity, profile, schedule
 
 from flyball_client.gpu.emulated import EmulatedGpu
 from flyball_client.session.rank_session import RankSession
@@ -32,6 +35,7 @@ SINGLE = ("GPipe", "1F1B")
 LOOPED = ("LoopedBFS", "Interleaved1F1B", "InterleavedZeroBubble")
 V_SHAPED = ("ZBVZeroBubble", "DualPipeV")
 SCHEDULES = (*SINGLE, *LOOPED, *V_SHAPED)
+TRACED = ("GPipe", "Interleaved1F1B", "InterleavedZeroBubble")
 NUM_MICROBATCHES = 8
 _NUM_STEPS = 2
 _NUM_STEPS_IN_ORDER = 5
@@ -174,6 +178,28 @@ def announced(name: str) -> Findings:
     return training.findings() | {"work": posted}
 
 
+def traced(name: str) -> Findings:
+    """Train under torch's profiler, and return the trace."""
+    training = Training(name)
+    traces: list[str] = []
+
+    def export(profiler: profile) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "trace.json"
+            profiler.export_chrome_trace(str(path))
+            traces.append(path.read_text())
+
+    steps_to_record = schedule(wait=0, warmup=1, active=2)
+    activities = [ProfilerActivity.CPU]
+    with profile(
+        activities=activities, schedule=steps_to_record, on_trace_ready=export, acc_events=True
+    ) as profiler:
+        for _ in range(3):
+            training.step()
+            profiler.step()
+    return {"trace": traces[0]}
+
+
 def lengths_of_step(number: int) -> list[int]:
     """Return the lengths of a step's 16 sequences, two for each microbatch."""
     return [1 + number + sequence for sequence in range(2 * NUM_MICROBATCHES)]
@@ -263,6 +289,8 @@ def scenarios() -> Iterator[tuple[str, Findings]]:
     for name in SCHEDULES:
         yield f"{name} stock", trained_as_torch_does(name)
         yield name, trained_with_flyball(name)
+    for name in TRACED:
+        yield f"{name} traced", traced(name)
     yield "order stock", trained_as_torch_does("1F1B", _NUM_STEPS_IN_ORDER)
     yield "order", trained_in_order((3, 1, 0))
     yield "announced", announced("1F1B")

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from flyball_server.jobs.measurements.step_fold import StepFold, version_fold
 from flyball_server.jobs.measurements.step_pairs import CountingRule, StepKinds, WorkAtHighest
-from flyball_server.jobs.records import StepTotals
+from flyball_server.jobs.step_records import StepTotals
 
 NUM_RANKS = 2
 NO_WORKS: Mapping[int, WorkAtHighest] = {}

@@ -7,9 +7,10 @@ from typing import TypeVar
 
 from flyball_server.jobs.errors import JobsError
 from flyball_server.jobs.measurements.measurements import RankPost, store_together
-from flyball_server.jobs.records import RankRecord, StepDetail, StepRecord
+from flyball_server.jobs.records import RankRecord
 from flyball_server.jobs.registry.registration import register_together
 from flyball_server.jobs.services import JobServices
+from flyball_server.jobs.step_records import StepDetail, StepRecord
 from flyball_server.jobs.versions.plan_versions import (
     HeldVersion,
     acknowledge_together,

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from tests.planner.one_rank import acknowledge, register_rank, store_measurements
 
 from flyball_profiles.stage_profile import StageProfile
-from flyball_server.jobs.records import PlanRecord, RankRecord, StepDetail, StepRecord
+from flyball_server.jobs.records import PlanRecord, RankRecord
 from flyball_server.jobs.registry.inspection import get_plan
 from flyball_server.jobs.services import JobServices
+from flyball_server.jobs.step_records import StepDetail, StepRecord
 from flyball_server.planning.documents.recorded_plan import model_of_plan
 from flyball_server.planning.model.simulator import simulate
 from flyball_server.planning.policies.measured_reconfigure import receives_from_neighbour

@@ -19,9 +19,10 @@ from flyball_server.jobs.findings.step_ratios import clock_times
 from flyball_server.jobs.findings.stragglers import StragglerReconciler
 from flyball_server.jobs.loop_state import JobLoopState
 from flyball_server.jobs.reconcile.plans import PlanReconciler
-from flyball_server.jobs.records import PlanRecord, RankRecord, StepDetail
+from flyball_server.jobs.records import PlanRecord, RankRecord
 from flyball_server.jobs.registry.inspection import get_job, get_plan
 from flyball_server.jobs.services import JobServices
+from flyball_server.jobs.step_records import StepDetail
 from flyball_server.jobs.versions.rank_plans import rank_instructions
 from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_wire.closed_loop import StragglerAnnouncement

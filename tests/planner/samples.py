@@ -12,8 +12,9 @@ from flyball_pipeline.instruction import Instruction, InstructionKind
 from flyball_pipeline.schedule import Schedule
 from flyball_profiles.stage_profile import StageProfile
 from flyball_profiles.stage_profile_csv import parse_stage_profile
-from flyball_server.jobs.records import JobRecord, PlanRecord, RankRecord, StepRecord
+from flyball_server.jobs.records import JobRecord, PlanRecord, RankRecord
 from flyball_server.jobs.services import JobServices, Planner
+from flyball_server.jobs.step_records import StepRecord
 from flyball_server.planning.planner import PlanRequest
 from flyball_wire import messages
 from flyball_wire.messages import JobSpec

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, pvariance
 
@@ -15,9 +15,10 @@ from flyball_pipeline.paths import earliest_finish_s
 from flyball_pipeline.retiming import RetimedPipeline, StepReserve, own_times, retime
 from flyball_pipeline.work import StepWork, WorkCoefficients, step_work, work_factors
 from flyball_profiles.stage_profile import StageProfile
-from flyball_server.jobs.records import RankRecord, StepDetail, StepRecord
+from flyball_server.jobs.records import RankRecord
 from flyball_server.jobs.registry.inspection import get_job, get_plan
 from flyball_server.jobs.services import JobServices
+from flyball_server.jobs.step_records import StepDetail, StepRecord
 from flyball_server.planning.documents.recorded_plan import model_of_plan
 from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_wire.plans.rank_pipeline import unpacked_pipeline
@@ -54,8 +55,10 @@ class WorkingRanks:
         true: coefficients of factors by stage, kind and chunk.
         draw: sequence lengths of a step's microbatches.
         announced: what ranks announce of them; None: nothing.
+        silent: pipelines that announce nothing whatever it says.
         error: deviation of times that a microbatch's instructions share.
         slowdowns: times of a rank's instructions over those of other ranks; no entry: 1.
+        are_posted: false where the planner needs none of the steps.
     """
 
     services: JobServices
@@ -65,10 +68,12 @@ class WorkingRanks:
     true: Mapping[tuple[int, str], WorkCoefficients]
     draw: Callable[[random.Random], Lengths]
     announced: Callable[[Lengths], StepWork | None] = step_work
+    silent: Collection[int] = ()
     error: float = 0.0
     own_error: float = 0.0
     slowdowns: Mapping[int, float] = field(default_factory=dict[int, float])
     waiting_power_w: float = 70.0
+    are_posted: bool = True
     step: int = 0
     parts: dict[int, RankPlan] = field(default_factory=dict[int, RankPlan])
     _chance: random.Random = field(default_factory=lambda: random.Random(5))
@@ -117,7 +122,10 @@ class WorkingRanks:
             model.points[node][choice].frequency_mhz for node, choice in enumerate(assignment)
         ]
         lengths = [self.draw(self._chance) for _ in range(self.num_pipelines)]
-        works = [self.announced(each) for each in lengths]
+        works = [
+            None if dp_rank in self.silent else self.announced(each)
+            for dp_rank, each in enumerate(lengths)
+        ]
         factors = [self._true_factors(model, *each) for each in enumerate(lengths)]
         highest = [[points[0].frequency_mhz for points in model.points]] * self.num_pipelines
         cycle = record.baseline_cycle
@@ -128,7 +136,7 @@ class WorkingRanks:
         ran = [self._ran(model, *each) for each in zip(factors, clocks, strict=True)]
         best = [self._ran(model, *each) for each in zip(factors, highest, strict=True)]
         time_s, highest_s = (max(max(ends) for ends, _, _ in all_) for all_ in (ran, best))
-        for dp_rank, (ends_s, durations_s, energies_j) in enumerate(ran):
+        for dp_rank, (ends_s, durations_s, energies_j) in enumerate(ran if self.are_posted else ()):
             for stage in range(self.num_stages):
                 self._post(
                     dp_rank,
@@ -176,7 +184,11 @@ class WorkingRanks:
             highest.append([of_node[0].clock_mhz for of_node in points])
             places = dag.alike[0]
             coefficients = dict(zip(places, map(WorkCoefficients._make, part.coefficients)))  # noqa: B905
-            factors = None if work is None else work_factors(dag, work, coefficients)
+            factors = (
+                None
+                if work is None
+                else work_factors(dag, work, coefficients, lengths_range=part.lengths_range)
+            )
             if factors is None:
                 continue
             delays = part.change_delays_s

@@ -30,6 +30,7 @@ from flyball_client.governor.lock_record import (
     find_records,
     show_governor,
 )
+from flyball_client.governor.own_priority import set_own_niceness
 from flyball_client.governor.process_watch import ProcessIdentity, ProcessWatch, is_running
 from flyball_client.governor.shared_state import SharedState
 from flyball_client.gpu._base import (
@@ -160,8 +161,7 @@ class GovernorProcess:
     def govern(self) -> None:
         """Serve the rank until it ends or needs no clocks any more."""
         words = self._words
-        with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, 0, NICENESS)
+        set_own_niceness(NICENESS)
         words[word.ACTIVE_PID] = os.getpid()
         try:
             standby = _Standby(self._config)

@@ -15,7 +15,8 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -46,6 +47,8 @@ _logger = logging.getLogger(__name__)
 # A helper that gives no sign of life for this time in s is killed; it may be started on a busy
 # node, with Python on a network's file system.
 _SILENCE_S = 12 * ALIVE_S
+# A training process that ends waits this time in s for a helper that has stopped reading.
+_BLOCKED_S = 1.0
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 15.0
 _REAP_TIMEOUT_S, _REAP_PAUSE_S = 1.0, 0.005
@@ -256,14 +259,15 @@ class _Link:
 
     def stop(self, number: int) -> None:
         """Begin the end of an agent."""
-        with self._lock:
+        with self._unblocked():
             self._stopping.add(number)
             self._send(number, "stop")
 
     def close(self, number: int) -> bool:
         """End an agent; return whether it was the last one, with which the helper ends."""
-        with self._lock:
-            self._send(number, "close")
+        with self._unblocked():
+            if len(self._owners) > 1:
+                self._send(number, "close")
             self._stopping.discard(number)
             if self._owners.pop(number, None) is None or self._owners:
                 return False
@@ -273,6 +277,18 @@ class _Link:
         if threading.current_thread() is not self._thread:
             self._thread.join(_REAP_TIMEOUT_S)
         return True
+
+    @contextmanager
+    def _unblocked(self) -> Generator[None, None, None]:
+        """Hold the lock; kill a helper that has stopped reading, for which its holder waits."""
+        if not self._lock.acquire(timeout=_BLOCKED_S):
+            if (process := self._process) is not None:
+                process.kill()
+            self._lock.acquire()
+        try:
+            yield
+        finally:
+            self._lock.release()
 
     def _send(self, number: int, event: str, body: object = None) -> None:
         if self._process is not None and number in self._owners:

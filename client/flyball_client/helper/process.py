@@ -31,6 +31,7 @@ import httpx
 
 from flyball_client.api.connection import ConnectionOptions
 from flyball_client.api.planner_client import PlannerClient
+from flyball_client.governor.own_priority import set_own_niceness
 from flyball_client.helper.frames import (
     Header,
     framed,
@@ -54,7 +55,9 @@ ALIVE_S = 5.0
 # Longest time in s of a call with its retries, beside the time that the planner may wait.
 _MAX_CALL_S = 10.0
 # A tenth of a core beside a thread of the training on the same core.
-_NICENESS = 10
+_NICER, _MOST_NICE = 10, 19
+# Time limit in s: other helpers of the node start at the same time.
+_NICENESS_TIMEOUT_S = 1.0
 _MOST_EXPENDABLE = "1000"
 # Time in s between looks at the calls in progress, and at the parent where the kernel does not tell
 # of its end.
@@ -73,8 +76,8 @@ def main() -> int:
     _close_others(fd)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    with contextlib.suppress(OSError):
-        os.nice(_NICENESS)
+    niceness = min(_MOST_NICE, os.getpriority(os.PRIO_PROCESS, 0) + _NICER)
+    set_own_niceness(niceness, timeout_s=_NICENESS_TIMEOUT_S)
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(_MOST_EXPENDABLE, "ascii")
     status = 1

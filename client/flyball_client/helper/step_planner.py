@@ -40,7 +40,7 @@ class OtherWorkError(PipelineError):
 
 
 class StepPlanner(PlannerThread):
-    """Times and plans of a rank's steps, one after the other.
+    """Times and plans of a rank's steps; of questions that have piled up, the newest is answered.
 
     Args:
         rank: The rank that asks.
@@ -72,7 +72,7 @@ class StepPlanner(PlannerThread):
         self._kept = dict([*kept, (key, plan)][-_MAX_KEPT:])
 
     def ask(self, question: StepLoad | StepDeadlines) -> None:
-        """Answer through the rank's `step_timed`, or `step_planned`."""
+        """Answer through the rank's `step_timed` or `step_planned`, unless a newer one comes."""
         self._asked.put(question)
 
     def stop(self, timeout_s: float = 0.0) -> None:
@@ -82,18 +82,25 @@ class StepPlanner(PlannerThread):
         super().stop(timeout_s)
 
     def _run(self) -> None:
-        while (question := self._asked.get()) is not None and not self._stopping.is_set():
+        while (question := self._newest()) is not None and not self._stopping.is_set():
             if isinstance(question, StepLoad):
                 self._rank.step_timed(question.step, self._times_s(question))
             else:
                 self._rank.step_planned(self._plan(question))
+
+    def _newest(self) -> StepLoad | StepDeadlines | None:
+        """Return the newest question; steps of older questions have begun."""
+        question = self._asked.get()
+        while not self._asked.empty():
+            question = self._asked.get()
+        return question
 
     def _times_s(self, load: StepLoad) -> tuple[float, ...]:
         self._load = None
         if load.plan == self._refused:
             return ()
         try:
-            pipeline = self._pipeline_of(load.plan)
+            pipeline = self._pipeline_of(load)
             if pipeline is None:
                 return ()
             factors = pipeline.factors(load)
@@ -130,15 +137,16 @@ class StepPlanner(PlannerThread):
             why,
         )
 
-    def _pipeline_of(self, key: PlanKey) -> StepPipeline | None:
-        plan = self._kept.get(key)
+    def _pipeline_of(self, load: StepLoad) -> StepPipeline | None:
+        plan, coupling = self._kept.get(load.plan), load.coupling or self._coupling
         if plan is None:
             return None
-        if self._pipeline is None or self._pipeline.rank_plan is not plan:
-            self._pipeline = StepPipeline(
-                plan, coupling=self._coupling, supported_mhz=self._supported_mhz
+        known = self._pipeline
+        if known is None or known.rank_plan is not plan or known.coupling != coupling:
+            self._pipeline = known = StepPipeline(
+                plan, coupling=coupling, supported_mhz=self._supported_mhz
             )
-        return self._pipeline
+        return known
 
 
 class StepPipeline:
@@ -160,7 +168,7 @@ class StepPipeline:
         part = rank_plan.pipeline
         if part is None:
             raise CodecError(f"plan version {rank_plan.version} has no pipeline")
-        self.rank_plan = rank_plan
+        self.rank_plan, self.coupling = rank_plan, coupling
         self._part, self._stage = part, rank_plan.stage
         dag, points, plan_mhz = unpacked_pipeline(part)
         self._dag, self._points = dag, points
@@ -193,7 +201,9 @@ class StepPipeline:
         """
         num_stages = self.retimed.num_stages
         slowness = (*load.slowness, *(1.0,) * num_stages)[:num_stages]
-        factors = work_factors(self._dag, load.work, self._coefficients, slowness)
+        factors = work_factors(
+            self._dag, load.work, self._coefficients, slowness, self._part.lengths_range
+        )
         if factors is None:
             num = self._part.num_microbatches
             raise OtherWorkError(

@@ -305,6 +305,14 @@ class ActivePlan:
         is_due = due is not None and _fits(due[0], num_microbatches)
         return due if is_due else self._fitting(num_microbatches)
 
+    def plans_at(self, step: int) -> tuple[CompiledPlan, ...]:
+        """Return the plans of a step to come by number of microbatches, as far as known."""
+        due = self._plans.newest_due(step)
+        of_numbers = (
+            dict(self._kept) if due is None else {**self._kept, due[0].num_microbatches: due}
+        )
+        return tuple(plan for plan, _ in of_numbers.values())
+
     def break_off_step(self) -> None:
         """End a failed step without logging missing instructions."""
         if self.cursor is not None:

@@ -61,11 +61,15 @@ class AnnouncedSteps:
             self._exchange.close()
 
     def announce(
-        self, step: int, work: Sequence[float | Sequence[float]], slowest_s: float | None
+        self,
+        step: int,
+        work: Sequence[float | Sequence[float]],
+        slowest_s: float | None,
+        coupling: Coupling | None,
     ) -> None:
         """Announce a step's work; what cannot be used is logged once."""
         if self._exchange is not None:
-            self._exchange.announce(step, work, slowest_s)
+            self._exchange.announce(step, work, slowest_s, coupling)
         elif not self._has_logged:
             self._has_logged = True
             _logger.warning("%s: announced work is not used without plan_steps", self._rank_name)
@@ -74,6 +78,21 @@ class AnnouncedSteps:
         """Let a step run at the highest clocks, since it is not the one that was announced."""
         if self._exchange is not None:
             self._exchange.void(step)
+
+    def num_microbatches(self, step: int, plans: ActivePlan, of_steps: int | None) -> int | None:
+        """Return the number of a step to come; None: not known.
+
+        Args:
+            step: Number of the step.
+            plans: Plans of the rank.
+            of_steps: Number that the last steps had, which counts where none is announced, or
+                there is no plan for that.
+        """
+        announced = None if self._exchange is None else self._exchange.num_microbatches(step)
+        if announced in (None, of_steps):
+            return of_steps
+        has_plan = any(plan.num_microbatches == announced for plan in plans.plans_at(step))
+        return announced if has_plan else of_steps
 
     def clocks(self, plan: CompiledPlan, step: int) -> tuple[int, ...] | None:
         """Return the step's own clocks, or the highest, MHz; None: those of the plan."""
@@ -92,11 +111,17 @@ class AnnouncedSteps:
         if self._exchange is None:
             return
         following, _ = plans.in_force_at(step + 1, num_microbatches) or (None, None)
+        others = {
+            plan.num_microbatches: key_of(plan)
+            for plan in plans.plans_at(step + 1)
+            if plan.has_step_plans and plan is not following
+        }
         cursor = plans.cursor
         num = 0 if cursor is None else len(cursor.plan.kinds)
         self._exchange.begin(
             step,
             next_plan=key_of(following) if following and following.has_step_plans else None,
+            other_plans={number: key for number, key in others.items() if number is not None},
             last_mhz=cursor.clocks_mhz[num - 1] if cursor is not None and num else 0,
         )
 

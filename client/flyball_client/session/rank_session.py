@@ -201,6 +201,7 @@ class RankSession:
         *,
         step: int | None = None,
         slowest_s: float | None = None,
+        coupling: Coupling | None = None,
     ) -> None:
         """Announce the work of a step to come, the earlier the better; see docs/steps.md.
 
@@ -213,9 +214,12 @@ class RankSession:
             step: Number of the step; None: the next one that begins.
             slowest_s: Time at the highest clocks of the job's slowest pipeline in this step, s,
                 where ranks have no other way to agree on it.
+            coupling: Where data-parallel ranks wait for each other in this step, for a rank that
+                is alone in its pipeline; None: as `plan_steps` has it.
         """
         if not self._is_closed:
-            self._steps.announce(self.next_step if step is None else step, work, slowest_s)
+            number = self.next_step if step is None else step
+            self._steps.announce(number, work, slowest_s, coupling)
 
     # ------------------------------------------------------------------ life
 
@@ -543,7 +547,7 @@ class RankSession:
             self._current_step,
             sets_clocks=not self._governor.is_over,
             is_planner_lost=self._is_planner_lost(),
-            num_microbatches=self._shape.num_microbatches,
+            num_microbatches=self._num_microbatches(),
             own_clocks=self._steps.clocks,
         )
         self._cursor = cursor = self._active_plan.cursor
@@ -551,6 +555,12 @@ class RankSession:
             self._governor.pause()
         elif cursor is not None and (before is None or before.plan is not cursor.plan):
             self._governor.begin_plan()
+
+    def _num_microbatches(self) -> int | None:
+        """Return the number that the current step has; None: not known."""
+        return self._steps.num_microbatches(
+            self._current_step, self._active_plan, self._shape.num_microbatches
+        )
 
     def _is_planner_lost(self) -> bool:
         return self._link is not None and self._link.is_lost
@@ -561,7 +571,7 @@ class RankSession:
             first_mhz = self._active_plan.first_clock_mhz(
                 self._current_step,
                 is_planner_lost=self._is_planner_lost(),
-                num_microbatches=self._shape.num_microbatches,
+                num_microbatches=self._num_microbatches(),
                 own_clocks=self._steps.clocks,
             )
             if first_mhz is not None:

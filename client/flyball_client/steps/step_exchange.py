@@ -17,12 +17,13 @@ import math
 import operator
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
 from flyball_client.session.plan_cursor import CompiledPlan
-from flyball_client.steps.agreement import AgreementError, Pending, StepAgreement
+from flyball_client.steps.agreement import AgreementError, Coupling, Pending, StepAgreement
 from flyball_client.steps.rank_slowness import RankSlowness, Slowness
 from flyball_client.steps.step_plans import PlanKey, StepDeadlines, StepLoad, StepPlan
 from flyball_pipeline.errors import PipelineError
@@ -38,7 +39,7 @@ TIMEOUT_S = 300.0
 _HELPER_TIMEOUT_S = 10.0
 # Pauses between two looks at an exchange, s: the longest is a share of a step's time.
 _FIRST_PAUSE_S, _PAUSE_OF_STEP, _PAUSES_S = 0.0005, 0.02, (0.01, 0.1)
-_JOIN_S = 0.5
+_NEWS_PAUSE_S = _JOIN_S = 0.5
 # Steps whose work or plan is kept until they have run.
 _MAX_KEPT = 64
 # Exchanges in a row that were over too late, from which on that is said.
@@ -57,10 +58,11 @@ class _Announced(NamedTuple):
 
     work: StepWork
     slowest_s: float | None
+    coupling: Coupling | None
 
 
 class _Decided(NamedTuple):
-    """Clocks of a step, decided as the one before ends."""
+    """Clocks of a step, decided as the one before ends or as it begins."""
 
     step: int
     plan: PlanKey
@@ -117,6 +119,7 @@ class StepExchange:
         self._begun_s, self._longest_pause_s = time.monotonic(), _PAUSES_S[0]
         # Of the step after the begun one, and the last clock of the begun one.
         self._next_plan: PlanKey | None = None
+        self._other_plans: Mapping[int, PlanKey] = {}
         self._last_mhz = 0
         self._slowness = RankSlowness()
         self._news = threading.Event()
@@ -142,7 +145,11 @@ class StepExchange:
     # ------------------------------------------------------------------ the hooks
 
     def announce(
-        self, step: int, work: Sequence[float | Sequence[float]], slowest_s: float | None
+        self,
+        step: int,
+        work: Sequence[float | Sequence[float]],
+        slowest_s: float | None = None,
+        coupling: Coupling | None = None,
     ) -> None:
         """Announce a step's work; what cannot be used is logged once, and the step has none."""
         self._announces = True
@@ -150,7 +157,7 @@ class StepExchange:
             number = operator.index(step)
             if slowest_s is not None and not 0 < slowest_s < math.inf:
                 raise PipelineError("must be a time above 0 s", field="slowest_s")
-            announced = _Announced(step_work(work), slowest_s)
+            announced = _Announced(step_work(work), slowest_s, coupling)
         except Exception as error:
             if not self._has_logged:
                 self._has_logged = True
@@ -173,18 +180,32 @@ class StepExchange:
         self._plans.pop(step, None)
         self._works.pop(step, None)
 
-    def begin(self, step: int, *, next_plan: PlanKey | None, last_mhz: int) -> None:
+    def num_microbatches(self, step: int) -> int | None:
+        """Return the announced number of a step; None: not known."""
+        work = self._works.get(step)
+        return None if work is None else len(work)
+
+    def begin(
+        self,
+        step: int,
+        *,
+        next_plan: PlanKey | None,
+        other_plans: Mapping[int, PlanKey] = MappingProxyType({}),
+        last_mhz: int,
+    ) -> None:
         """Note that a step has begun.
 
         Args:
             step: Number of the step.
             next_plan: Plan in force at the next one; None: it has no step plans.
+            other_plans: Plans that are in force there if its work has another number of
+                microbatches, by that number.
             last_mhz: Clock of the step's last instruction on this rank, MHz; 0: not known.
         """
         now_s = time.monotonic()
         took_s, self._begun_s = now_s - self._begun_s, now_s
         self._longest_pause_s = min(max(_PAUSE_OF_STEP * took_s, _PAUSES_S[0]), _PAUSES_S[1])
-        self._next_plan, self._last_mhz = next_plan, last_mhz
+        self._next_plan, self._other_plans, self._last_mhz = next_plan, other_plans, last_mhz
         self._begun = step
         for kept in (self._plans, self._works):
             for late in tuple(kept):
@@ -195,14 +216,15 @@ class StepExchange:
     def clocks(self, plan: CompiledPlan, step: int) -> tuple[int, ...] | None:
         """Return the step's own clocks, or the highest where there are none, MHz.
 
-        The first call decides, as the step before ends. None: the step runs the plan's clocks,
-        since its planner gives no step clocks of its own, though it knows of the work.
+        Called as the step before ends, and as the step begins: clocks that have come meanwhile, as
+        of an epoch's first step, replace the highest. None: the step runs the plan's clocks, since
+        its planner gives no step clocks of its own, though it knows of the work.
         """
         key = PlanKey(plan.version, plan.plan_id)
         if not plan.has_step_plans:
             return plan.highest_mhz if self._is_unaware(key) else None
         decided = self._decided
-        if decided is None or (decided.step, decided.plan) != (step, key):
+        if decided is None or (decided.step, decided.plan) != (step, key) or decided.own is None:
             found_for, own = self._plans.pop(step, (None, None))
             if own is None or found_for != key or len(own.clocks_mhz) != len(plan.kinds):
                 own = None
@@ -274,11 +296,13 @@ class StepExchange:
         )
 
     def _exchange(self, step: int) -> None:
-        self._until(lambda: self._is_due(step) or None, longest_pause_s=_JOIN_S)
+        self._until_news(lambda: self._is_due(step) or None)
         announced = self._announced.pop(step, None)
         # None: it is too late for a plan.
-        plan = None if self._is_late(step) else self._next_plan
-        load, in_force_mhz = self._gather(step, plan, announced)
+        is_late = self._is_late(step)
+        plan, others = (None, {}) if is_late else (self._next_plan, self._other_plans)
+        load, in_force_mhz = self._gather(step, plan, others, announced)
+        plan = plan if load is None else load.plan
         timed = None if load is None else self._answer_to(load, _StepTimes)
         times_s = () if timed is None else timed.times_s
         greatest_s = self._greatest(step, plan, times_s)
@@ -319,7 +343,11 @@ class StepExchange:
         return self._begun >= step or (is_next and (step in self._announced or not self._announces))
 
     def _gather(
-        self, step: int, plan: PlanKey | None, announced: _Announced | None
+        self,
+        step: int,
+        plan: PlanKey | None,
+        others: Mapping[int, PlanKey],
+        announced: _Announced | None,
     ) -> tuple[StepLoad | None, tuple[int, ...]]:
         """Return the step's load, and by stage the clock that is in force before it, MHz.
 
@@ -328,6 +356,7 @@ class StepExchange:
         own = _Said(
             step=step,
             plan=plan,
+            others=tuple((number, *key) for number, key in others.items()),
             stage=self._stage,
             last_mhz=self._last_mhz,
             slowness=Slowness() if plan is None else self._slowness.of(plan),
@@ -345,15 +374,19 @@ class StepExchange:
             return None, ()
         [work] = works
         self._keep_work(step, work)
-        if plan is None or {each.plan for each in said} != {plan}:
+        [chosen, *differing] = {each.plan_for(len(work)) for each in said}
+        if chosen is None or differing:
             return None, ()
         num_stages = 1 + max(each.stage for each in said)
         slowness, in_force_mhz = [1.0] * num_stages, [0] * num_stages
         for each in said:
-            slowness[each.stage] = max(slowness[each.stage], each.slowness.at_highest)
             in_force_mhz[each.stage] = max(in_force_mhz[each.stage], each.last_mhz)
-        caution = max(each.slowness.below for each in said)
-        load = StepLoad(step, plan, work, tuple(slowness), caution)
+            # Of another plan it says nothing.
+            if each.plan == chosen:
+                slowness[each.stage] = max(slowness[each.stage], each.slowness.at_highest)
+        caution = max(each.slowness.below if each.plan == chosen else 0.0 for each in said)
+        coupling = None if announced is None else announced.coupling
+        load = StepLoad(step, chosen, work, tuple(slowness), caution, coupling)
         return load, tuple(in_force_mhz) if all(in_force_mhz) else ()
 
     def _keep_work(self, step: int, work: StepWork) -> None:
@@ -393,35 +426,49 @@ class StepExchange:
                 return answer
             return None
 
-        return self._until(
-            poll,
-            is_over=lambda: self._is_late(question.step),
-            timeout_s=_HELPER_TIMEOUT_S,
-            longest_pause_s=_PAUSES_S[1],
+        return self._until_news(
+            poll, is_over=lambda: self._is_late(question.step), timeout_s=_HELPER_TIMEOUT_S
         )
 
     def _result_of(self, pending: Pending[T]) -> T:
         found = self._until(
-            pending.result, timeout_s=self._timeout_s, longest_pause_s=self._longest_pause_s
+            pending.result,
+            timeout_s=self._timeout_s,
+            pauses_s=(_FIRST_PAUSE_S, self._longest_pause_s),
         )
         if found is None:
             raise AgreementError(f"other ranks did not come within {self._timeout_s:g} s")
         return found
 
+    def _until_news(
+        self,
+        poll: Callable[[], T | None],
+        *,
+        timeout_s: float = math.inf,
+        is_over: Callable[[], bool] = lambda: False,
+    ) -> T | None:
+        """Return what is polled where only news change it; see `_until`.
+
+        Each look takes time of a loop that is bound by its launches.
+        """
+        return self._until(
+            poll, pauses_s=(_NEWS_PAUSE_S,) * 2, timeout_s=timeout_s, is_over=is_over
+        )
+
     def _until(
         self,
         poll: Callable[[], T | None],
         *,
-        longest_pause_s: float,
+        pauses_s: tuple[float, float],
         timeout_s: float = math.inf,
         is_over: Callable[[], bool] = lambda: False,
     ) -> T | None:
         """Return what is polled once it is there; None: it is over, or not within the time.
 
-        News end a pause between two looks.
+        News end a pause between two looks; the first and the longest are given.
         """
         give_up_s = time.monotonic() + timeout_s
-        pause_s = _FIRST_PAUSE_S
+        pause_s, longest_pause_s = pauses_s
         while True:
             self._news.clear()
             if self._is_stopping:
@@ -438,12 +485,21 @@ class _Said(NamedTuple):
     """One rank's message about a step, without its work."""
 
     step: int
-    #: None: it has no plan, or it is late.
+    #: Plan for the number of microbatches that steps have; None: it has no plan, or it is late.
     plan: PlanKey | None
+    #: Number of microbatches, version and identity of its plans for other numbers.
+    others: tuple[tuple[int, int, str | None], ...]
     stage: int
     #: Clock that is in force as the step before ends, MHz; 0: not known.
     last_mhz: int
     slowness: Slowness
+
+    def plan_for(self, num_microbatches: int) -> PlanKey | None:
+        """Return the plan of a step with this number of microbatches."""
+        for number, version, plan_id in self.others:
+            if number == num_microbatches:
+                return PlanKey(version, plan_id)
+        return self.plan
 
     def as_bytes(self, work: StepWork | None) -> bytes:
         """Return a message: this in a line, and the work in another."""
@@ -461,11 +517,12 @@ def _read_all(messages: Sequence[bytes]) -> tuple[list[_Said], set[StepWork]]:
     try:
         for message in messages:
             line, _, work = message.partition(b"\n")
-            step, plan, stage, last_mhz, slowness = json.loads(line)
+            step, plan, others, stage, last_mhz, slowness = json.loads(line)
             said.append(
                 _Said(
                     int(step),
                     None if plan is None else PlanKey(int(plan[0]), plan[1]),
+                    tuple((int(number), int(version), key) for number, version, key in others),
                     int(stage),
                     int(last_mhz),
                     Slowness(*map(float, slowness)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
+from flyball_client.steps.agreement import Coupling
 from flyball_pipeline.work import StepWork
 
 
@@ -25,6 +26,8 @@ class StepLoad(NamedTuple):
     slowness: tuple[float, ...]
     #: Share by which instructions below the highest clock took longer than planned, at most.
     caution: float
+    #: Where data-parallel ranks wait for each other; None: as in the job's other steps.
+    coupling: Coupling | None = None
 
 
 class StepDeadlines(NamedTuple):

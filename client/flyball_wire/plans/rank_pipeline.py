@@ -33,6 +33,7 @@ def packed_pipeline(
     tail_s: float = 0.0,
     transfer_s: Sequence[float] = (),
     coefficients: Mapping[AlikeNodes, WorkCoefficients] | None = None,
+    lengths_range: tuple[float, float] | None = None,
     deadline_ratio: float = 1.0,
     reserve: StepReserve = NO_RESERVE,
     delays: ChangeDelays | None = None,
@@ -47,6 +48,7 @@ def packed_pipeline(
         tail_s: as in `RankPipeline`.
         transfer_s: as in `RankPipeline`.
         coefficients: by stage, kind and chunk, all of `points`; None: not known.
+        lengths_range: as in `RankPipeline`.
         deadline_ratio: as in `RankPipeline`.
         reserve: room for errors of the factors.
         delays: delays of clock changes; None: they change at once.
@@ -57,32 +59,14 @@ def packed_pipeline(
     if schedule.is_periodic:
         raise PipelineError(f"{schedule.name} never flushes", field="schedule")
     kinds = {kind: index for index, kind in enumerate(dict.fromkeys(kind for _, kind, _ in points))}
-    group_of = {place: index for index, place in enumerate(points)}
-    point_of = {
-        (*place, point.clock_mhz): index
-        for place, of_group in points.items()
-        for index, point in enumerate(of_group)
-    }
-    rows = [
-        [
-            number
-            for (kind, microbatch, chunk), mhz in zip(instructions, of_stage_mhz, strict=True)
-            for number in (
-                group_of[stage, kind, chunk],
-                microbatch,
-                point_of[stage, kind, chunk, mhz],
-            )
-        ]
-        for stage, (instructions, of_stage_mhz) in enumerate(
-            zip(schedule.stages, clocks_mhz, strict=True)
-        )
-    ]
     return RankPipeline(
         num_microbatches=schedule.num_microbatches,
         virtual_stages=schedule.virtual_stages,
         kinds=tuple(map(str, kinds)),
         groups=tuple((stage, kinds[kind], chunk) for stage, kind, chunk in points),
-        instructions=tuple(_packed(array("H", row)) for row in rows),
+        instructions=tuple(
+            _packed(array("H", row)) for row in _instruction_rows(schedule, clocks_mhz, points)
+        ),
         points=tuple(
             _packed(array("d", itertools.chain.from_iterable(of_group)))
             for of_group in points.values()
@@ -91,10 +75,32 @@ def packed_pipeline(
         tail_s=tail_s,
         transfer_s=tuple(transfer_s),
         coefficients=tuple(coefficients[place] for place in points) if coefficients else (),
+        lengths_range=lengths_range,
         deadline_ratio=deadline_ratio,
         reserve=(reserve.of_step, reserve.of_instruction),
         change_delays_s=None if delays is None else (delays.up_s, delays.down_s),
     )
+
+
+def _instruction_rows(
+    schedule: Schedule,
+    clocks_mhz: Sequence[Sequence[int]],
+    points: Mapping[AlikeNodes, Sequence[ClockPoint]],
+) -> Iterator[list[int]]:
+    """Yield each stage's instructions: number of the group, microbatch, number of the point."""
+    group_of = {place: index for index, place in enumerate(points)}
+    point_of = {
+        (*place, point.clock_mhz): index
+        for place, of_group in points.items()
+        for index, point in enumerate(of_group)
+    }
+    of_stages = zip(schedule.stages, clocks_mhz, strict=True)
+    for stage, (instructions, of_stage_mhz) in enumerate(of_stages):
+        row: list[int] = []
+        for (kind, microbatch, chunk), mhz in zip(instructions, of_stage_mhz, strict=True):
+            place = (stage, kind, chunk)
+            row += group_of[place], microbatch, point_of[*place, mhz]
+        yield row
 
 
 def unpacked_pipeline(

@@ -51,6 +51,8 @@ class RankPipeline:
             pair, s; empty: none.
         coefficients: per group, its `WorkCoefficients`; empty: none are known, and steps whose
             work is given as factors alone get plans of their own.
+        lengths_range: sums of a microbatch's lengths that the coefficients hold for; steps with
+            others get no plans of their own; null: any.
         deadline_ratio: time of a step by its plan over that of the slowest pipeline at the highest
             clocks, at least 1.
         reserve: as in `StepReserve`, of the step and of each instruction.
@@ -68,6 +70,7 @@ class RankPipeline:
     tail_s: float = 0.0
     transfer_s: tuple[float, ...] = ()
     coefficients: tuple[tuple[float, float, float], ...] = ()
+    lengths_range: tuple[float, float] | None = None
     deadline_ratio: float = 1.0
     reserve: tuple[float, float] = (0.0, 0.0)
     change_delays_s: tuple[float, float] | None = None

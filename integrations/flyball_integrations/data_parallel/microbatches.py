@@ -6,9 +6,10 @@ ranks wait: the rank with the least work in sum has the most in some microbatch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 import torch
 from torch.autograd import Variable
@@ -18,6 +19,27 @@ from flyball_integrations.data_parallel.rank_waits import RankWaits, differentia
 from flyball_integrations.shared.instruction_hooks import InstructionHooks
 
 FORWARD, BACKWARD = "forward", "backward"
+_RESHARDS = "_reshard_after_forward"
+
+
+class Meetings:
+    """Microbatches in which ranks have waited for each other so far.
+
+    Attributes:
+        are_known: whether a step has shown them.
+        in_each: whether every microbatch is one.
+        at_ends: whether only the last one of each step is, as with `no_sync` in all but that.
+    """
+
+    def __init__(self) -> None:
+        self.are_known, self.in_each, self.at_ends = False, True, True
+
+    def add(self, met: Sequence[bool]) -> None:
+        """Add a step, by whether ranks have met in each microbatch."""
+        if met:
+            self.are_known = True
+            self.in_each &= all(met)
+            self.at_ends &= met[-1] and not any(met[:-1])
 
 
 class MicrobatchSteps:
@@ -33,6 +55,9 @@ class MicrobatchSteps:
         waits: of the rank for others, within its instructions.
         synchronize: waits, where hooks need it, until the device has done what was launched.
         meets: returns, before a forward, whether ranks wait for each other in its microbatch.
+
+    Attributes:
+        meetings: of the ranks in its steps.
     """
 
     def __init__(
@@ -48,14 +73,14 @@ class MicrobatchSteps:
         self._waits = waits
         self._synchronize = synchronize
         self._meets = meets
-        self._num_forwards = 0
+        self.meetings = Meetings()
+        # Of the step: whether ranks meet in each microbatch.
+        self._met: list[bool] = []
         # Of the step, so that a backward of an earlier one is not taken for its own.
         self._number = 0
         self._running: tuple[str, int] | None = None
         # Models within the running one's forward, as where it calls itself.
         self._depth = 0
-        #: Whether ranks have met in each microbatch so far; None: no step has ended yet.
-        self.meets_in_each: bool | None = None
         before = model.register_forward_pre_hook(self._before_forward, prepend=True)
         after = model.register_forward_hook(self._after_forward, prepend=True, always_call=True)
         self._handles = (before, after)
@@ -72,7 +97,7 @@ class MicrobatchSteps:
             yield
             return
         self._synchronize()
-        self._num_forwards, self._running, self._depth = 0, None, 0
+        self._met, self._running, self._depth = [], None, 0
         self._number += 1
         self._hooks.on_step_begin()
         try:
@@ -82,8 +107,7 @@ class MicrobatchSteps:
         except BaseException:
             self._hooks.on_step_failed()
             raise
-        if self.meets_in_each is None and self._num_forwards:
-            self.meets_in_each = True
+        self.meetings.add(self._met)
         self._hooks.on_step_end()
 
     # ------------------------------------------------------------------ torch's hooks
@@ -95,10 +119,8 @@ class MicrobatchSteps:
         if self._running is not None:
             self._depth += self._running[0] == FORWARD
         elif torch.is_grad_enabled():
-            if not self._meets():
-                self.meets_in_each = False
-            self._begin(FORWARD, self._num_forwards)
-            self._num_forwards += 1
+            self._begin(FORWARD, len(self._met))
+            self._met.append(self._meets())
 
     def _after_forward(self, module: torch.nn.Module, inputs: object, output: object) -> None:
         """End the forward, also of one that raised, and prepare its backward."""
@@ -157,7 +179,16 @@ def meets_in_microbatch(model: torch.nn.Module) -> Callable[[], bool]:
     """Return what tells, before a forward, whether ranks wait for each other in its microbatch."""
     groups = fsdp_groups(model)
     if groups:
-        # Parameters that are whole already are not gathered again.
-        return lambda: any(not getattr(group, "is_unsharded", False) for group in groups)
+        return lambda: any(map(_gathers, groups)) and any(map(_meets_in_backward, groups))
     replicated = [each for each in model.modules() if isinstance(each, DistributedDataParallel)]
     return lambda: all(each.require_backward_grad_sync for each in replicated)
+
+
+def _gathers(group: Any) -> bool:  # noqa: ANN401 - private to torch
+    """Return whether the next forward gathers parameters, which may be whole already."""
+    return not getattr(group, "is_unsharded", False)
+
+
+def _meets_in_backward(group: Any) -> bool:  # noqa: ANN401 - private to torch
+    """Return whether a backward gathers parameters again, or reduces gradients."""
+    return bool(getattr(group, "reduce_grads", True) or getattr(group, _RESHARDS, True))

@@ -17,10 +17,10 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict, dataclass
-from functools import cache, partial
+from functools import cache
 from typing import Any, TypeVar, Unpack
 from weakref import WeakKeyDictionary
 
@@ -35,11 +35,11 @@ from flyball_integrations.data_parallel.rank_waits import RankWaits, coupling_of
 from flyball_integrations.shared.attach_options import AttachOptions, check_options
 from flyball_integrations.shared.attachment import Overrides, RankEnds, RankLayout
 from flyball_integrations.shared.device_hooks import DeviceHooks
-from flyball_integrations.shared.step_loader import (
+from flyball_integrations.shared.loading.step_loader import StepLoader
+from flyball_integrations.shared.loading.step_work import (
     BatchLengths,
     PipelineAnnouncer,
     StepAnnouncer,
-    StepLoader,
     read_lengths,
 )
 from flyball_integrations.shared.whole_steps import STEP, WholeSteps
@@ -100,8 +100,9 @@ class _WholeStepAnnouncer:
 class _MicrobatchAnnouncer(PipelineAnnouncer):
     """Announcer of steps whose microbatches' forwards and backwards are instructions.
 
-    A deadline for each would let a step take longer where ranks meet only at its end. So nothing
-    is announced before a step has shown that they meet in each microbatch.
+    Nothing is announced before a step has shown where ranks meet. Where DistributedDataParallel
+    averages in the last microbatch alone, as with `no_sync`, the step has one deadline: several
+    would let it take longer.
 
     Args:
         session: session of the rank.
@@ -115,19 +116,24 @@ class _MicrobatchAnnouncer(PipelineAnnouncer):
     ) -> None:
         super().__init__(session, hooks)
         self._steps = steps
-        self._is_alone = coupling == "step"
+        self._coupling = coupling
         self._is_over = False
 
     def announce(self, work: Sequence[BatchLengths], step: int) -> None:
         """Announce a step by the lengths of each microbatch."""
-        if self._steps.meets_in_each is False and not (self._is_alone or self._is_over):
+        meetings, coupling = self._steps.meetings, self._coupling
+        if coupling != "step" and not meetings.are_known:
+            return
+        if coupling == "backward" and meetings.at_ends and not meetings.in_each:
+            coupling = "step"
+        if coupling == "step" or meetings.in_each:
+            self._session.announce_step(work, step=step, coupling=coupling)
+        elif not self._is_over:
             self._is_over = True
             _logger.warning(
-                "steps are no longer announced: ranks do not wait for each other in each"
-                " microbatch, as with no_sync(); call attach without num_microbatches"
+                "steps are no longer announced: ranks wait for each other in some microbatches and"
+                " not in others"
             )
-        if self._is_alone or self._steps.meets_in_each:
-            super().announce(work, step)
 
 
 def whole_work(batches: Sequence[BatchLengths]) -> BatchLengths:
@@ -170,7 +176,7 @@ def attach(
         cp_rank: likewise in context parallelism.
         initial_step: number of the first step, where training resumes.
         num_microbatches: number of batches in a step, each a call of the model and a backward,
-            where ranks meet in each: FSDP2, or DistributedDataParallel without `no_sync`. Each
+            where ranks meet in each, as FSDP2's do, or in the last one, as with `no_sync`. Each
             forward and each backward then has a clock of its own. None: the step has one.
         options: how to plan, and the rank's planner and GPU;
             `help("flyball_integrations.shared.attach_options")` describes them.
@@ -182,63 +188,81 @@ def attach(
         GpuError, OSError: with `strict`, clocks of this rank's GPU cannot be set.
     """
     check_options(attach, options)
-    device = _device_of(model)
     if num_microbatches is not None and num_microbatches < 1:
         raise ValueError(f"num_microbatches must be at least 1, not {num_microbatches}")
-    rank, num_ranks = _rank_and_size()
+    device = _device_of(model)
     given = {"dp_rank": dp_rank, "tp_rank": tp_rank, "cp_rank": cp_rank}
-    place = find_place_without_pipeline(
-        model.parameters(), rank=rank, mesh=device_mesh, given=given
-    )
+    layout = _layout(model, device_mesh, given)
     with ExitStack() as opened:
         ends = RankEnds(
-            opened,
-            options,
-            device=device,
-            job_id=job_id,
-            layout=RankLayout(rank=rank, stage=0, **asdict(place)),
-            initial_step=initial_step,
+            opened, options, device=device, job_id=job_id, layout=layout, initial_step=initial_step
         )
-        hooks = None if num_microbatches is None else ends.device_hooks(device)
-        session = ends.open_session(hooks=hooks)
-        waits = RankWaits(session, device=device, hooks=hooks)
-        overrides = Overrides()
-        opened.callback(overrides.remove)
-        has_microbatches = hooks is not None
-        coupling = coupling_of(model, num_ranks=num_ranks, has_microbatches=has_microbatches)
-        steps: WholeSteps | MicrobatchSteps
-        announcer: StepAnnouncer
-        if hooks is None:
-            steps = WholeSteps(session, synchronize=_synchronize(device), inside=waits.in_step)
-            announcer = _WholeStepAnnouncer(session, waits, coupling)
-        else:
-            # Before the hooks of waits, which so are called first.
-            steps = MicrobatchSteps(
-                model,
-                hooks.of(session),
-                waits,
-                synchronize=hooks.synchronize,
-                meets=meets_in_microbatch(model),
-            )
-            opened.callback(steps.remove)
-            announcer = _MicrobatchAnnouncer(session, hooks, steps, coupling)
-        opened.callback(
-            hook_waits(
-                model, waits, overrides, num_ranks=num_ranks, has_microbatches=has_microbatches
-            )
-        )
-        ends.start(session, coupling=coupling)
-        if num_microbatches is None:
-            ends.register(_registration(STEP, 1, num_ranks), session)
-        else:
-            of_number = partial(_registration, DEFAULT_SCHEDULE, num_ranks=num_ranks)
-            ends.register(of_number(num_microbatches), session, of_number)
+        hook = _hook_steps if num_microbatches is None else _hook_microbatches
+        hooked = hook(opened, ends, model, device)
+        ends.start(hooked.session, coupling=hooked.coupling)
+        _register(ends, hooked.session, num_microbatches)
         _attachments[model] = _Attachment(
             opened=opened.pop_all(),
-            steps=steps,
-            announcer=announcer if ends.announces_work else None,
+            steps=hooked.steps,
+            announcer=hooked.announcer if ends.announces_work else None,
         )
-    return session
+    return hooked.session
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Hooked:
+    """Session of a rank whose model is hooked."""
+
+    session: RankSession
+    coupling: Coupling
+    steps: WholeSteps | MicrobatchSteps
+    announcer: StepAnnouncer
+
+
+def _hook_steps(
+    opened: ExitStack, ends: RankEnds, model: torch.nn.Module, device: torch.device
+) -> _Hooked:
+    """Open a session of steps that are one instruction each."""
+    session = ends.open_session()
+    waits = RankWaits(session, device=device)
+    steps = WholeSteps(session, synchronize=_synchronize(device), inside=waits.in_step)
+    _hook_waits(opened, model, waits, has_microbatches=False)
+    coupling = coupling_of(model, num_ranks=_rank_and_size()[1])
+    announcer = _WholeStepAnnouncer(session, waits, coupling)
+    return _Hooked(session=session, coupling=coupling, steps=steps, announcer=announcer)
+
+
+def _hook_microbatches(
+    opened: ExitStack, ends: RankEnds, model: torch.nn.Module, device: torch.device
+) -> _Hooked:
+    """Open a session of steps whose forwards and backwards are instructions."""
+    hooks = ends.device_hooks(device)
+    session = ends.open_session(hooks=hooks)
+    waits = RankWaits(session, device=device, hooks=hooks)
+    # Before the hooks of waits, which so are called first.
+    steps = MicrobatchSteps(
+        model,
+        hooks.of(session),
+        waits,
+        synchronize=hooks.synchronize,
+        meets=meets_in_microbatch(model),
+    )
+    opened.callback(steps.remove)
+    _hook_waits(opened, model, waits, has_microbatches=True)
+    coupling = coupling_of(model, num_ranks=_rank_and_size()[1], has_microbatches=True)
+    announcer = _MicrobatchAnnouncer(session, hooks, steps, coupling)
+    return _Hooked(session=session, coupling=coupling, steps=steps, announcer=announcer)
+
+
+def _hook_waits(
+    opened: ExitStack, model: torch.nn.Module, waits: RankWaits, *, has_microbatches: bool
+) -> None:
+    overrides = Overrides()
+    opened.callback(overrides.remove)
+    _, num_ranks = _rank_and_size()
+    opened.callback(
+        hook_waits(model, waits, overrides, num_ranks=num_ranks, has_microbatches=has_microbatches)
+    )
 
 
 def detach(model: torch.nn.Module) -> None:
@@ -347,10 +371,30 @@ def _rank_and_size() -> tuple[int, int]:
     return torch.distributed.get_rank(), torch.distributed.get_world_size()
 
 
-def _registration(schedule: str, num_microbatches: int, num_ranks: int) -> JobRegistration:
-    return JobRegistration(
-        num_stages=1, num_microbatches=num_microbatches, num_ranks=num_ranks, schedule=schedule
-    )
+def _layout(
+    model: torch.nn.Module, mesh: DeviceMesh | None, given: Mapping[str, int | None]
+) -> RankLayout:
+    rank, _ = _rank_and_size()
+    place = find_place_without_pipeline(model.parameters(), rank=rank, mesh=mesh, given=given)
+    return RankLayout(rank=rank, stage=0, **asdict(place))
+
+
+def _register(ends: RankEnds, session: RankSession, num_microbatches: int | None) -> None:
+    """Register the job as a pipeline of one stage, and again where it has other microbatches."""
+    _, num_ranks = _rank_and_size()
+
+    def registration(num_microbatches: int, schedule: str = DEFAULT_SCHEDULE) -> JobRegistration:
+        return JobRegistration(
+            num_stages=1,
+            num_microbatches=num_microbatches,
+            num_ranks=num_ranks,
+            schedule=schedule,
+        )
+
+    if num_microbatches is None:
+        ends.register(registration(1, STEP), session)
+    else:
+        ends.register(registration(num_microbatches), session, registration)
 
 
 def _synchronize(device: torch.device) -> Callable[[], None]:

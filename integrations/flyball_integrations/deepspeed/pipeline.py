@@ -39,9 +39,10 @@ from flyball_integrations.shared.instruction_hooks import (
     Instructions,
     InstructionWrapper,
 )
+from flyball_integrations.shared.loading.microbatch_reader import MicrobatchReader
+from flyball_integrations.shared.loading.step_work import PipelineAnnouncer
 from flyball_integrations.shared.one_order import on_all_ranks_or_none, order_text
 from flyball_integrations.shared.run_order import order_to_run
-from flyball_integrations.shared.step_loader import MicrobatchReader, PipelineAnnouncer
 from flyball_integrations.shared.transfer_timers import TransferTimer
 from flyball_pipeline.schedule import Schedule
 from flyball_pipeline.schedules.envpipe import default_extra_forwards

@@ -21,6 +21,7 @@ from typing import Any, Unpack
 import torch
 from transformers import TrainerCallback
 
+from flyball_integrations.data_parallel.rank_waits import fsdp_groups
 from flyball_integrations.data_parallel.training import announcer_of, attach, detach, training_step
 from flyball_integrations.shared.attach_options import (
     AttachOptions,
@@ -28,7 +29,7 @@ from flyball_integrations.shared.attach_options import (
     check_options,
 )
 from flyball_integrations.shared.attachment import Overrides
-from flyball_integrations.shared.step_loader import BatchLengths
+from flyball_integrations.shared.loading.step_work import BatchLengths
 
 _logger = logging.getLogger(__name__)
 
@@ -90,11 +91,17 @@ class FlyballCallback(TrainerCallback):  # type: ignore[misc]  # transformers ha
 
     # ------------------------------------------------------------------ the trainer's events
 
-    def on_train_begin(self, args: object, state: Any, *_: object, **__: object) -> None:  # noqa: ANN401
+    def on_train_begin(self, args: Any, state: Any, *_: object, **__: object) -> None:  # noqa: ANN401
         """Attach to the model that is trained."""
         self._end()
         model: torch.nn.Module = self._trainer.model_wrapped
-        attach(model, job_id=self._job_id, initial_step=state.global_step, **self._options)
+        attach(
+            model,
+            job_id=self._job_id,
+            initial_step=state.global_step,
+            num_microbatches=self._num_microbatches(model, args.gradient_accumulation_steps),
+            **self._options,
+        )
         self._model = model
         if announcer_of(model) is not None:
             reading = self._reading_ahead(self._trainer.get_batch_samples)
@@ -122,6 +129,14 @@ class FlyballCallback(TrainerCallback):  # type: ignore[misc]  # transformers ha
         model, self._model, self._reader = self._model, None, None
         if model is not None:
             detach(model)
+
+    def _num_microbatches(self, model: torch.nn.Module, num_accumulated: int) -> int | None:
+        """Return the number of batches in a step, if they have clocks of their own.
+
+        FSDP2 gathers parameters in each, also within accelerate's `no_sync`.
+        """
+        has_own = announces_work(self._options) and num_accumulated > 1
+        return num_accumulated if has_own and fsdp_groups(model) else None
 
     def _reading_ahead(self, stock: Callable[..., Any]) -> Callable[..., Any]:
         def get_batch_samples(batches: Iterator[Any], *args: object) -> object:

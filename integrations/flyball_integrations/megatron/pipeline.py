@@ -44,8 +44,9 @@ from flyball_integrations.shared.attach_options import (
 )
 from flyball_integrations.shared.attachment import Overrides, RankEnds, RankLayout
 from flyball_integrations.shared.device_hooks import DeviceHooks
+from flyball_integrations.shared.loading.microbatch_reader import MicrobatchReader
+from flyball_integrations.shared.loading.step_work import PipelineAnnouncer
 from flyball_integrations.shared.one_order import on_all_ranks_or_none, order_text
-from flyball_integrations.shared.step_loader import MicrobatchReader, PipelineAnnouncer
 from flyball_integrations.shared.whole_steps import WholeSteps
 from flyball_pipeline.schedule import Schedule
 from flyball_wire.messages import JobRegistration, Profiling
@@ -170,7 +171,7 @@ _CONSTANT = (Policy.CONSTANT, Policy.GLOBAL)
 _logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class _Attachment:
     """State that `detach` closes, and `training_step` and `microbatches` use."""
 
@@ -194,10 +195,10 @@ def attach(
 
     Call it once on every rank, after `initialize_model_parallel`, and with `hooks="patch"` before
     `get_forward_backward_func`. Rank 0 registers the job with the order that Megatron's schedule
-    runs, every rank registers itself. Without planner or plan, training runs at the GPU's default
-    clocks. All ranks wait here for each other and compare their orders. A call with
-    `forward_only=True` is not hooked. Where the config leaves no place for
-    hooks inside a step, each stage runs at one clock, and a step is a `training_step`.
+    runs. Without planner or plan, training runs at the GPU's default clocks. All ranks wait here
+    for each other and compare their orders. A call with `forward_only=True` is not hooked. Where
+    the config leaves no place for hooks inside a step, each stage runs at one clock, and a step is
+    a `training_step`.
 
     Args:
         config: the model's; with model chunks the first one's, which Megatron's schedules use.
@@ -222,13 +223,11 @@ def attach(
         with on_all_ranks_or_none() as joining:
             check_options(attach, options)
             _check(config, num_microbatches=num_microbatches, hooks=hooks)
-            unhooked = _what_cannot_be_hooked(config)
-            is_whole = unhooked is not None
-            if unhooked is not None:
+            is_whole = bool(unhooked := _what_cannot_be_hooked(config))
+            if unhooked:
                 options = _with_constant_clocks(options, unhooked, job_id)
             order = _order(config, num_microbatches)
-            num_ranks = torch.distributed.get_world_size()
-            registration = registration_of(order, num_ranks)
+            registration = _registration(config, num_microbatches)
             joining.order = order_text(registration, beside=announced_text(options))
             ends = _open_ends(opened, options, order, job_id=job_id, initial_step=initial_step)
             device_hooks = ends.device_hooks(_device(), has_whole_steps=is_whole)
@@ -238,22 +237,12 @@ def attach(
         if ends.registers_job:
             _warn_of_held_back_sends(registration, config, job_id)
         step: Callable[[], AbstractContextManager[None]]
-        if is_whole:
-            step = WholeSteps(session, synchronize=device_hooks.synchronize).step
-        else:
+        step = WholeSteps(session, synchronize=device_hooks.synchronize).step
+        if not is_whole:
             step = _hooked_step(opened, config, order, session, device_hooks, hooks=hooks)
-        ends.register(
-            registration,
-            session,
-            lambda number: registration_of(_order(config, number), num_ranks),
-        )
-        # `detach` closes all of it, the last first.
-        attachment = _Attachment(
-            opened=opened.pop_all(),
-            training_step=step,
-            announcer=PipelineAnnouncer(session, device_hooks) if ends.announces_work else None,
-            num_microbatches=num_microbatches,
-        )
+        ends.register(registration, session, lambda number: _registration(config, number))
+        announcer = PipelineAnnouncer(session, device_hooks) if ends.announces_work else None
+        attachment = _Attachment(opened.pop_all(), step, announcer, num_microbatches)
         setattr(schedules, _ATTACHMENT, attachment)
     return session
 
@@ -404,6 +393,11 @@ def _order(config: Any, num_microbatches: int) -> Schedule:  # noqa: ANN401
         num_microbatches=num_microbatches,
         group_size=config.microbatch_group_size_per_vp_stage,
     )
+
+
+def _registration(config: Any, num_microbatches: int) -> JobRegistration:  # noqa: ANN401
+    num_ranks = torch.distributed.get_world_size()
+    return registration_of(_order(config, num_microbatches), num_ranks)
 
 
 def _open_ends(

@@ -29,7 +29,7 @@ from flyball_integrations.shared.attach_options import (
 )
 from flyball_integrations.shared.device_hooks import DeviceHooks
 from flyball_integrations.shared.start_exchange import exchange_start
-from flyball_integrations.shared.step_agreement import agree_on_steps
+from flyball_integrations.shared.step_agreement import agree_on_steps, decline_to_agree
 from flyball_integrations.shared.whole_steps import NoInstructions, WholeStepPlans
 from flyball_profiles.gpu_windows import GpuTableError, gpu_folder, load_gpu_window
 from flyball_wire.messages import JobRegistration
@@ -225,6 +225,8 @@ class RankEnds:
                 _logger.warning("steps get no clocks of their own: %s", error)
                 coupling = "unknown"
             session.plan_steps(agreement, coupling=coupling)
+        else:
+            decline_to_agree()
         session.start()
 
 

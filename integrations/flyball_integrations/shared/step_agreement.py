@@ -1,6 +1,7 @@
 """Agreement of ranks on their steps, over gloo in groups of its own.
 
-Only `agree_on_steps`, at `attach`, waits for other ranks. An exchange in progress keeps a thread of
+Only `agree_on_steps`, at `attach`, waits for other ranks, and not for those that
+`decline_to_agree`. An exchange in progress keeps a thread of
 gloo in it until all ranks have come. Freeing its group joins that thread, so a group is freed only
 where nothing is in progress, and else left to the end of the process.
 """
@@ -38,13 +39,13 @@ def agree_on_steps(place: Place, *, timeout_s: float = TIMEOUT_S) -> GlooAgreeme
         None: there is one rank.
 
     Raises:
-        AgreementError: a rank has not come, or gloo cannot connect them.
+        AgreementError: a rank has not come, or declined, or gloo cannot connect them.
     """
     world = torch.distributed
     if not (world.is_available() and world.is_initialized()) or world.get_world_size() == 1:
         return None
     try:
-        places = _places(place, timeout_s)
+        places = _Places().exchange(place, timeout_s)
         made = [_Group(ranks, timeout_s) for ranks in _groups_of(places)]
     except RuntimeError as error:
         raise AgreementError(f"no exchange with other ranks: {_first_line(error)}") from error
@@ -53,20 +54,62 @@ def agree_on_steps(place: Place, *, timeout_s: float = TIMEOUT_S) -> GlooAgreeme
     return GlooAgreement(pipeline=own.get(pipeline), peers=own.get(peers))
 
 
-def _places(place: Place, timeout_s: float) -> list[Place]:
-    """Return the places of all ranks, which rank 0 collects in the store."""
-    store = torch.distributed.distributed_c10d._get_default_store()
-    rank, num_ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
-    limit = timedelta(seconds=timeout_s)
-    number = store.add(f"flyball/agreements/{rank}", 1)
-    keys = [f"flyball/agreement/{number}/{each}" for each in (*range(num_ranks), "all")]
-    *of_rank, of_all = keys
-    store.set(of_rank[rank], json.dumps(place))
-    if rank == 0:
-        store.wait(of_rank, limit)
-        store.set(of_all, f"[{','.join(store.get(key).decode() for key in of_rank)}]")
-    store.wait([of_all], limit)
-    return [tuple(each) for each in json.loads(store.get(of_all))]
+def decline_to_agree() -> None:
+    """Let ranks that call `agree_on_steps` know that this one announces nothing; does not wait."""
+    world = torch.distributed
+    if world.is_available() and world.is_initialized():
+        with suppress(RuntimeError):  # the store is lost, and the training with it
+            _Places().decline()
+
+
+class _Places:
+    """Places of all ranks, which rank 0 collects in the store of torch.distributed."""
+
+    def __init__(self) -> None:
+        self._store: Any = torch.distributed.distributed_c10d._get_default_store()
+        self._rank = torch.distributed.get_rank()
+        number = self._store.add(f"flyball/agreements/{self._rank}", 1)
+        ranks = range(torch.distributed.get_world_size())
+        self._keys = [f"flyball/agreement/{number}/{each}" for each in ranks]
+        self._of_all = f"flyball/agreement/{number}/all"
+
+    def decline(self) -> None:
+        """Say that this rank has none."""
+        self._store.set(self._keys[self._rank], "null")
+        if self._rank == 0:
+            self._store.set(self._of_all, "[null]")
+
+    def exchange(self, place: Place, timeout_s: float) -> list[Place]:
+        """Return the places of all ranks.
+
+        Raises:
+            AgreementError: ranks have declined.
+            RuntimeError: ranks have not come.
+        """
+        store, limit = self._store, timedelta(seconds=timeout_s)
+        store.set(self._keys[self._rank], json.dumps(place))
+        if self._rank == 0:
+            store.wait(self._keys, limit)
+            places = ",".join(store.get(key).decode() for key in self._keys)
+            store.set(self._of_all, f"[{places}]")
+        store.wait([self._of_all], limit)
+        found = json.loads(store.get(self._of_all))
+        if None in found:
+            silent = [rank for rank, each in enumerate(found) if each is None]
+            raise AgreementError(
+                f"rank {self._rank} announces work, and {_ranks_text(silent)} not; give"
+                " announces_work=True on all ranks or on none"
+            )
+        return [tuple(each) for each in found]
+
+
+def _ranks_text(ranks: Sequence[int]) -> str:
+    return f"rank {_shown(ranks)} does" if len(ranks) == 1 else f"ranks {_shown(ranks)} do"
+
+
+def _shown(ranks: Sequence[int]) -> str:
+    first = ", ".join(map(str, ranks[:8]))
+    return first if len(ranks) <= 8 else f"{first} and {len(ranks) - 8} more"
 
 
 def _groups_with(rank: int, places: Sequence[Place]) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -139,7 +182,7 @@ class _Group:
                 self._work.wait()  # raises what it failed of
         except RuntimeError as error:
             raise AgreementError(
-                f"the exchange with ranks {self._shown} failed: {_first_line(error)}"
+                f"the exchange with ranks {_shown(self.ranks)} failed: {_first_line(error)}"
             ) from error
         return True
 
@@ -155,11 +198,6 @@ class _Group:
                     torch.distributed.destroy_process_group(group)
             if self._work is None or self._work.is_completed():
                 ctypes.pythonapi.Py_DecRef(ctypes.py_object(group))
-
-    @property
-    def _shown(self) -> str:
-        first = ", ".join(map(str, self.ranks[:8]))
-        return first if len(self.ranks) <= 8 else f"{first} and {len(self.ranks) - 8} more"
 
     def _check(self) -> None:
         if self._group is None:

@@ -30,14 +30,15 @@ from flyball_integrations.shared.attach_options import (
     check_options,
 )
 from flyball_integrations.shared.attachment import Overrides, RankEnds, RankLayout
-from flyball_integrations.shared.one_order import on_all_ranks_or_none, order_text
-from flyball_integrations.shared.run_order import order_to_run
-from flyball_integrations.shared.step_loader import (
+from flyball_integrations.shared.device_hooks import DeviceHooks
+from flyball_integrations.shared.loading.step_loader import StepLoader
+from flyball_integrations.shared.loading.step_work import (
     MicrobatchLengths,
-    StepLoader,
     WholeBatchAnnouncer,
     split_lengths,
 )
+from flyball_integrations.shared.one_order import on_all_ranks_or_none, order_text
+from flyball_integrations.shared.run_order import order_to_run
 from flyball_integrations.torch.private_schedules import (
     Computation,
     PipelineSchedule,
@@ -138,9 +139,7 @@ def attach(
             check_options(attach, options)
             _check(schedule, optimizer, order=order, extra_forwards=extra_forwards)
             registration = _registration_in_order(schedule, order, extra_forwards)
-            orders = _orders(registration)
-            if orders:
-                rehearse(schedule, orders)
+            orders = _rehearsed_orders(schedule, registration)
             joining.order = order_text(registration, beside=announced_text(options))
             place = find_place(stages_of(schedule), mesh=device_mesh, given=given)
             ends = _open_ends(
@@ -150,14 +149,7 @@ def attach(
             session = ends.open_session(hooks=hooks)
         with on_all_ranks_or_none():
             ends.start(session, coupling=_coupling_of(schedule))
-        patch = SchedulePatch(
-            schedule,
-            hooks.of(session),
-            synchronize=hooks.synchronize,
-            waits=WaitTimes(hooks.transfer_timer(session)),
-            optimizer=optimizer,
-        )
-        opened.callback(patch.remove)
+        _patch_schedule(opened, schedule, hooks, session, optimizer)
         _set_order(opened, schedule, orders)
         ends.register(registration, session)
         announcer = WholeBatchAnnouncer(session, hooks) if ends.announces_work else None
@@ -244,17 +236,22 @@ def _registration_in_order(
     return replace(registration, schedule=order, extra_forwards=extra)
 
 
-def _orders(registration: JobRegistration) -> tuple[tuple[Computation, ...], ...]:
+def _rehearsed_orders(
+    schedule: PipelineSchedule, registration: JobRegistration
+) -> tuple[tuple[Computation, ...], ...]:
     """Return the orders to run in place of the schedule's own; empty: none.
 
     Raises:
         PipelineError: the stages cannot run them.
     """
     order = order_to_run(registration)
-    return tuple(
+    orders = tuple(
         tuple(Computation(kind.value, microbatch, stage) for kind, microbatch, _ in instructions)
         for stage, instructions in enumerate(order.stages if order else ())
     )
+    if orders:
+        rehearse(schedule, orders)
+    return orders
 
 
 def _check(
@@ -305,6 +302,24 @@ def _coupling_of(schedule: PipelineSchedule) -> Coupling:
     """Return where data-parallel ranks meet: torch averages gradients once a step."""
     modules = (each for stage in stages_of(schedule) for each in stage.submod.modules())
     return "instruction" if any(isinstance(each, FSDPModule) for each in modules) else "step"
+
+
+def _patch_schedule(
+    opened: ExitStack,
+    schedule: PipelineSchedule,
+    hooks: DeviceHooks,
+    session: RankSession,
+    optimizer: torch.optim.Optimizer | None,
+) -> None:
+    """Hook the schedule, its stages and the optimizer."""
+    patch = SchedulePatch(
+        schedule,
+        hooks.of(session),
+        synchronize=hooks.synchronize,
+        waits=WaitTimes(hooks.transfer_timer(session)),
+        optimizer=optimizer,
+    )
+    opened.callback(patch.remove)
 
 
 def _set_order(

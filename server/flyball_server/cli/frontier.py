@@ -10,8 +10,7 @@ from pathlib import Path
 from flyball_pipeline.errors import PipelineError
 from flyball_profiles.clock_transitions import ClockTransitions
 from flyball_server.cli import pipeline_arguments
-from flyball_server.cli.plots.frontier_plot import write_frontier_plot
-from flyball_server.cli.plots.plot_file import PLOT_SUFFIXES, check_plot_path
+from flyball_server.cli.plots.plot_file import PLOT_SUFFIXES, check_plot_path, write_frontier_plot
 from flyball_server.cli.progress_line import ProgressLine
 from flyball_server.planning import planner
 from flyball_server.planning.documents.plan_text import lateness, reserve_lines

@@ -7,14 +7,16 @@ import io
 import json
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from flyball_pipeline.errors import PipelineError
 from flyball_pipeline.instruction import InstructionKind
 from flyball_pipeline.schedules.explicit import explicit_order
 from flyball_pipeline.schedules.inputs import ExplicitOrder
 from flyball_profiles.limited_file import read_text
+from flyball_server.planning.documents.plan_document import read_part
 from flyball_server.planning.errors import PlanningError
 from flyball_wire.command.command import CommandError
 from flyball_wire.plan_options import Order
@@ -55,29 +57,21 @@ def read_order(path: Path) -> OrderOptions:
         raise CommandError(f"{path}: not an order ({error})") from None
 
 
+@dataclass(frozen=True, kw_only=True)
+class _OrderDocument:
+    stages: tuple[tuple[tuple[Any, ...], ...], ...]
+    virtual_stages: tuple[tuple[int, ...], ...] | None = None
+
+
 def order_of_document(document: object) -> OrderOptions:
     """Read the JSON of an order.
 
     Raises:
         PlanningError: it is none; names the place.
     """
-    if not isinstance(document, dict) or not isinstance(document.get("stages"), list):
-        raise PlanningError("must be an object with a list of stages", field="order")
-    fields = cast("dict[str, Any]", document)
-    for stage, entries in enumerate(fields["stages"]):
-        if not isinstance(entries, list) or not all(isinstance(entry, list) for entry in entries):
-            raise PlanningError("must be a list of instructions", field=f"stages[{stage}]")
-    order = tuple(tuple(map(tuple, entries)) for entries in fields["stages"])
-    places = fields.get("virtual_stages")
-    if places is None:
-        explicit_order(order, None)  # names the place of a wrong entry
-        return order, None
-    is_list = isinstance(places, list) and all(isinstance(of_stage, list) for of_stage in places)
-    if not is_list or not all(type(place) is int for of_stage in places for place in of_stage):
-        raise PlanningError("must be a list of counts per stage", field="virtual_stages")
-    virtual_stages = tuple(map(tuple, places))
-    explicit_order(order, virtual_stages)
-    return order, virtual_stages
+    read = read_part(_OrderDocument, document, "order")
+    explicit_order(read.stages, read.virtual_stages)  # names the place of a wrong entry
+    return read.stages, read.virtual_stages
 
 
 def order_of_torch_csv(text: str) -> OrderOptions:

@@ -4,31 +4,38 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from flyball_profiles.limited_file import read_text
-from flyball_server.cli.perseus_folder import read_workload, workload_folders
-from flyball_server.cli.plots.plot_file import PLOT_SUFFIXES, check_plot_path
-from flyball_server.cli.plots.replay_plot import write_replay_plot
+from flyball_server.cli.plots.plot_file import PLOT_SUFFIXES, check_plot_path, write_replay_plot
 from flyball_server.cli.progress_line import ProgressLine
 from flyball_server.cli.replay_steps import (
     add_steps_arguments,
     check_no_steps_arguments,
     run_steps,
 )
+from flyball_server.replay.perseus_artifact import (
+    ArtifactWorkload,
+    RankClocks,
+    RankMeasurements,
+    measured_run,
+    plan_clocks,
+)
 from flyball_server.replay.predicted_saving import PredictedSaving, predicted_saving
-from flyball_server.replay.recorded_runs import Recording, RecordingError
-from flyball_server.replay.replay_report import replay_text, saving_text
+from flyball_server.replay.recorded_runs import RecordedRun, Recording, RecordingError
 from flyball_server.replay.replayed_runs import (
     DEFAULT_FIT,
     FIT_FORMS,
+    ErrorPercents,
     Replay,
+    RunReplay,
     fitted_places,
     replay,
 )
-from flyball_wire.codec import decode
+from flyball_wire.codec import decode, decode_list
 from flyball_wire.command.command import Command, CommandError, RecordedRunsOf, add_planner
 from flyball_wire.errors import CodecError
 
@@ -204,6 +211,176 @@ def _result(arguments: argparse.Namespace, source: str, recording: Recording) ->
             )
     except RecordingError as error:
         raise CommandError(f"{source}: {error}") from None
+
+
+_FILE = re.compile(r"(0|[1-9]\d{0,5})\.(?:prof|sched)\.json")
+# File 0 is a run of warming up; the folder's plans follow the baseline, in the order they ran.
+_BASELINE, _FIRST_PLAN = 1, 2
+
+
+def workload_folders(root: Path) -> list[Path]:
+    """Return all workloads' folders, `perseus/GPU/LAYOUT/MODEL` below the artifact's data.
+
+    Raises:
+        CommandError: there is none.
+    """
+    found = sorted(folder for folder in root.glob("perseus/*/*/*") if folder.is_dir())
+    if not found:
+        raise CommandError(
+            f"{root}: has no folder perseus/GPU/LAYOUT/MODEL; --from-perseus takes the folder"
+            " sosp24_data of the Perseus artifact"
+        )
+    return found
+
+
+def read_workload(folder: Path) -> Recording:
+    """Read one workload's baseline and plans, and EnvPipe's plan where there is one.
+
+    Raises:
+        CommandError: a file is missing, or cannot be right; names file, run and stage.
+    """
+    layout = folder.parent
+    try:
+        workload = ArtifactWorkload.of_folder(folder.name, layout.parent.name)
+    except RecordingError as error:
+        raise CommandError(f"{folder}: {error}") from None
+    numbers = _run_numbers(folder)
+    if _BASELINE not in numbers:
+        raise CommandError(f"{folder}: has no {_BASELINE}.prof.json, the baseline")
+    if max(numbers) < _FIRST_PLAN:
+        raise CommandError(
+            f"{folder}: has no runs besides the baseline; plans are from 2.prof.json on"
+        )
+    runs = [
+        _read_run(folder, number, _run_name(number, "perseus"), workload)
+        for number in numbers
+        if number >= _BASELINE
+    ]
+    envpipe = _envpipe_folder(folder)
+    if envpipe.is_dir():
+        if _FIRST_PLAN not in _run_numbers(envpipe):
+            raise CommandError(f"{envpipe}: has no {_FIRST_PLAN}.prof.json, EnvPipe's plan")
+        name = _run_name(_FIRST_PLAN, "envpipe")
+        runs.append(_read_run(envpipe, _FIRST_PLAN, name, workload))
+    return workload.recording(runs)
+
+
+def _envpipe_folder(folder: Path) -> Path:
+    layout, gpu = folder.parent, folder.parent.parent
+    return gpu.parent.parent / "envpipe" / gpu.name / layout.name / folder.name
+
+
+def _run_numbers(folder: Path) -> list[int]:
+    """Return the numbers of the folder's runs, rising."""
+    try:
+        names = {path.name for path in folder.iterdir()}
+    except OSError as error:
+        raise CommandError(f"{folder}: {error.strerror or error}") from None
+    numbers = sorted({int(match[1]) for name in names if (match := _FILE.fullmatch(name))})
+    if not numbers:
+        raise CommandError(f"{folder}: has no runs, which are files N.prof.json and N.sched.json")
+    return numbers
+
+
+def _run_name(number: int, method: str) -> str:
+    """Return a run's name, by whose plans the folder holds: `perseus` or `envpipe`."""
+    if number < _FIRST_PLAN:
+        return "baseline" if number == _BASELINE else "warm-up"
+    plan = number - _FIRST_PLAN
+    return method if method == "envpipe" and plan == 0 else f"{method}-{plan}"
+
+
+def _read_run(folder: Path, number: int, name: str, workload: ArtifactWorkload) -> RecordedRun:
+    path = folder / f"{number}.sched.json"
+    try:
+        clocks_mhz = plan_clocks(decode_list(RankClocks, json.loads(read_text(path))), workload)
+        path = folder / f"{number}.prof.json"
+        ranks = decode_list(RankMeasurements, json.loads(read_text(path)))
+        return measured_run(ranks, workload, name, clocks_mhz)
+    except OSError as error:
+        raise CommandError(f"{path}: run {name}: {error.strerror or error}") from None
+    except (RecordingError, CodecError) as error:
+        raise CommandError(f"{path}: run {name}: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise CommandError(f"{path}: run {name}: not complete JSON ({error})") from None
+
+
+def replay_text(replayed: Replay) -> str:
+    """Return the replay as text: a row per run, the errors, and the notes."""
+    width = max(len(run.name) for run in replayed.runs)
+    num_held_out = len(replayed.held_out)
+    lines = [
+        replayed.workload,
+        f"{len(replayed.runs) - num_held_out} runs fitted, {num_held_out} predicted from them;"
+        " +- is the 90 % interval of a prediction",
+        "",
+        f"{'':{width}}          {'time of an iteration, s':42}  energy of an iteration, J",
+        f"{'run':{width}}          {'measured':>9} {'predicted':>19} {'error':>9}"
+        f"  {'measured':>10} {'predicted':>21} {'error':>9}",
+        *(_row(run, width) for run in replayed.runs),
+        "",
+        *_errors(replayed),
+    ]
+    of_runs = [f"{run.name}: {note}" for run in replayed.runs for note in run.notes]
+    notes = [f"note: {note}" for note in (*replayed.notes, *of_runs)]
+    emulated = [f"here {replayed.origin}"] if replayed.emulated else []
+    for part in (notes, emulated):
+        lines += ["", *part] if part else []
+    return "\n".join(lines)
+
+
+def _row(run: RunReplay, width: int) -> str:
+    return (
+        f"{run.name:{width}}  {'fitted' if run.fitted else '':6}"
+        f"  {run.measured_s:9.4f}"
+        f" {run.predicted_s:9.4f} +-{run.predicted_s_interval[1] - run.predicted_s:7.4f}"
+        f" {run.time_error_percent:+7.2f} %"
+        f"  {run.measured_j:10.1f}"
+        f" {run.predicted_j:10.1f} +-{run.predicted_j_interval[1] - run.predicted_j:8.1f}"
+        f" {run.energy_error_percent:+7.2f} %"
+    )
+
+
+def _errors(replayed: Replay) -> list[str]:
+    if not replayed.held_out:
+        return ["every run was fitted, so none shows an error of prediction"]
+
+    def row(name: str, errors: ErrorPercents) -> str:
+        return f"{name:28}  {errors.time:10.2f} %  {errors.energy:10.2f} %"
+
+    inside = [f"{covered} of {len(replayed.held_out)}" for covered in replayed.covered]
+    return [
+        "absolute error of the runs that were not fitted",
+        f"{'':28}  {'time':>12}  {'energy':>12}",
+        row("predicted, mean", replayed.mean_absolute_error_percent),
+        row("predicted, largest", replayed.largest_absolute_error_percent),
+        row(f"all as {replayed.runs[0].name[:16]}, mean", replayed.unchanged),
+        f"{'within the interval':28}  {inside[0]:>12}  {inside[1]:>12}",
+    ]
+
+
+def saving_text(saving: PredictedSaving, replayed: Replay) -> str:
+    """Return the predicted saving as text."""
+    origin = replayed.origin
+    lines = [
+        f"against {saving.baseline}, {origin}; fitted on all {len(replayed.runs)} runs; +- is the"
+        " 90 % interval",
+        f"{'':34}  {'energy saved':>20}  {'time':>20}",
+    ]
+    lines += [
+        f"{f'{run.name}, {origin}':34}  {run.saving_percent:18.2f} %"
+        f"  {run.slowdown_percent:+18.2f} %"
+        for run in saving.measured
+    ]
+    plan, predicted = saving.predicted, "no plan within the recorded runs"
+    if plan is not None:
+        predicted = (
+            f"{plan.saving_percent:9.2f} +-"
+            f"{plan.saving_percent_interval[1] - plan.saving_percent:5.2f} %"
+            f"  {plan.slowdown_percent:+10.2f} +-"
+            f"{plan.slowdown_percent_interval[1] - plan.slowdown_percent:5.2f} %"
+        )
+    return "\n".join([*lines, f"{'Flyball, predicted':34}  {predicted}"])
 
 
 COMMAND = Command(

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import argparse
 import csv
+import gzip
 import io
+import itertools
 import json
+import re
+import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from flyball_pipeline.errors import PipelineError
 from flyball_profiles.clock_transitions import ClockTransitions
 from flyball_profiles.gpu_windows import GpuWindow
-from flyball_profiles.limited_file import read_text
+from flyball_profiles.limited_file import read_bytes
 from flyball_server.cli import offline_inputs
 from flyball_server.cli.progress_line import ProgressLine
 from flyball_server.planning.request_options import clock_transitions, with_known_transitions
@@ -30,6 +35,12 @@ from flyball_server.replay.steps.replayed_steps import (
     replay_steps,
 )
 from flyball_server.replay.steps.step_models import Steps, pipeline_steps
+from flyball_server.replay.steps.traced_steps import (
+    RankTrace,
+    TraceNames,
+    read_trace,
+    steps_of_traces,
+)
 from flyball_wire.command.command import CommandError, add_option, add_options
 from flyball_wire.command.whole_file import write_result
 from flyball_wire.options import Option
@@ -43,8 +54,13 @@ _ERROR = Option(
     bounds=(0, 50),
     offline="0, the recorded times themselves",
 )
+# Unpacked; a trace of a few steps of a large model has some 100 MiB.
+_MAX_TRACE_BYTES = 512 * 2**20
+_GZIP = b"\x1f\x8b"
 # Options of recorded steps: name in the arguments, and as it is given.
 _OF_STEPS = {
+    "trace_names": "--trace-names",
+    "trace_places": "--trace-places",
     "profile": "--profile",
     "curve": "--curve",
     "error_percent": "--error",
@@ -62,11 +78,26 @@ def add_steps_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("recorded steps")
     group.add_argument(
         "--steps",
-        metavar="FILE.csv",
+        metavar="FILE",
         type=Path,
-        help="times of recorded steps at the highest clock: columns step, dp_rank, stage,"
-        " instruction, microbatch, begin_s, time_s, and chunk where there are model chunks; a"
-        " plan for each step is compared with one plan for all of them",
+        nargs="+",
+        help="times of recorded steps at the highest clock: CSV with columns step, dp_rank, stage,"
+        " instruction, microbatch, begin_s, time_s, and chunk where there are model chunks; or"
+        " traces of torch's profiler or in Chrome's format, one for each rank, .json or .json.gz;"
+        " a plan for each step is compared with one plan for all of them",
+    )
+    group.add_argument(
+        "--trace-names",
+        metavar="KIND=REGEX",
+        action="append",
+        help="names of ranges in traces: KIND is forward, backward, backward_input,"
+        " backward_weight, recompute, or step for ranges of whole steps; groups microbatch, stage"
+        " and step are numbers (default: those of torch)",
+    )
+    group.add_argument(
+        "--trace-places",
+        metavar="DP_RANK:STAGE,...",
+        help="place of each trace (default: from names and process groups)",
     )
     group.add_argument(
         "--profile",
@@ -105,7 +136,7 @@ def check_no_steps_arguments(arguments: argparse.Namespace) -> None:
     """
     for name, option in _OF_STEPS.items():
         if getattr(arguments, name) not in {None, False}:
-            raise CommandError(f"{option} needs --steps FILE.csv, times of recorded steps")
+            raise CommandError(f"{option} needs --steps FILE, times of recorded steps")
 
 
 def run_steps(arguments: argparse.Namespace) -> int:
@@ -121,7 +152,7 @@ def run_steps(arguments: argparse.Namespace) -> int:
     gpu = offline_inputs.gpu_window(arguments.gpu)
     power_w = offline_inputs.blocking_power_w(arguments.blocking_power_w, gpu)
     transitions = _transitions(arguments, gpu)
-    recorded = _recorded(arguments.steps)
+    recorded = _recorded(arguments)
     with ProgressLine("replaying the steps"):
         try:
             steps = pipeline_steps(
@@ -133,7 +164,7 @@ def run_steps(arguments: argparse.Namespace) -> int:
             )
             replayed = replay_steps(steps, world=JudgedBy(transitions=transitions), error=error)
         except RecordingError as fault:
-            raise CommandError(f"{arguments.steps}: {fault}") from None
+            raise CommandError(f"{_shown(arguments.steps)}: {fault}") from None
         except PipelineError as fault:
             raise CommandError(offline_inputs.option_text(fault)) from None
     if arguments.clocks:
@@ -164,15 +195,86 @@ def _transitions(arguments: argparse.Namespace, gpu: GpuWindow | None) -> ClockT
         raise CommandError(f"--transition-ms: {fault.message}") from None
 
 
-def _recorded(path: Path) -> tuple[RecordedStep, ...]:
+def _recorded(arguments: argparse.Namespace) -> tuple[RecordedStep, ...]:
+    paths: list[Path] = arguments.steps
+    first = _content(paths[0])
+    if first[:1] not in (b"{", b"["):
+        return _of_csv(paths, first, arguments)
+    names, places = _trace_names(arguments.trace_names), _trace_places(arguments.trace_places)
+    traces = [
+        _trace(path, names, content)
+        for path, content in itertools.chain(
+            [(paths[0], first)], ((path, _content(path)) for path in paths[1:])
+        )
+    ]
     try:
-        return parse_recorded_steps(read_text(path))
-    except OSError as error:
-        raise CommandError(f"{path}: {error.strerror or error}") from None
+        return steps_of_traces(traces, places)
+    except RecordingError as error:
+        raise CommandError(f"{_shown(paths)}: {error}") from None
+
+
+def _shown(paths: Sequence[Path]) -> str:
+    return f"{paths[0]}" + (f" and {len(paths) - 1} more" if paths[1:] else "")
+
+
+def _content(path: Path) -> bytes:
+    """Return what a file holds, unpacked."""
+    try:
+        content = read_bytes(path, max_bytes=_MAX_TRACE_BYTES)
+        if content.startswith(_GZIP):
+            with gzip.open(io.BytesIO(content)) as packed:
+                content = packed.read(_MAX_TRACE_BYTES + 1)
+    except (OSError, EOFError, ValueError, zlib.error) as error:
+        fault = getattr(error, "strerror", None) or error
+        raise CommandError(f"{path}: {fault}") from None
+    if len(content) > _MAX_TRACE_BYTES:
+        raise CommandError(f"{path}: larger than {_MAX_TRACE_BYTES // 2**20} MiB unpacked")
+    return content.lstrip()
+
+
+def _of_csv(
+    paths: Sequence[Path], content: bytes, arguments: argparse.Namespace
+) -> tuple[RecordedStep, ...]:
+    for option in ("--trace-names", "--trace-places"):
+        if getattr(arguments, option[2:].replace("-", "_")):
+            raise CommandError(f"{option} is for traces, and {paths[0]} is none")
+    if paths[1:]:
+        raise CommandError(f"{paths[0]}: no trace; of CSV files give one")
+    try:
+        return parse_recorded_steps(content.decode("utf-8"))
+    except RecordingError as error:
+        raise CommandError(f"{paths[0]}: {error}") from None
+    except ValueError as error:
+        raise CommandError(f"{paths[0]}: not a CSV file in UTF-8 ({error})") from None
+
+
+def _trace(path: Path, names: TraceNames, content: bytes) -> RankTrace:
+    try:
+        return read_trace(json.loads(content), names)
     except RecordingError as error:
         raise CommandError(f"{path}: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise CommandError(f"{path}: not a trace in JSON ({error})") from None
+
+
+def _trace_names(given: Sequence[str] | None) -> TraceNames:
+    names = [each.partition("=") for each in given or ()]
+    wrong = next((kind for kind, equals, _ in names if not equals), None)
+    if wrong is not None:
+        raise CommandError(f"--trace-names: must be KIND=REGEX, not {wrong[:40]!a}")
+    try:
+        return TraceNames({kind: expression for kind, _, expression in names})
     except ValueError as error:
-        raise CommandError(f"{path}: not a CSV file in UTF-8 ({error})") from None
+        raise CommandError(f"--trace-names: {error}") from None
+
+
+def _trace_places(given: str | None) -> list[tuple[int, int]] | None:
+    if given is None:
+        return None
+    places = [re.fullmatch(r"([0-9]{1,6}):([0-9]{1,6})", each) for each in given.split(",")]
+    if None in places:
+        raise CommandError("--trace-places: must be DP_RANK:STAGE,..., as 0:0,0:1")
+    return [(int(place[1]), int(place[2])) for place in places if place is not None]
 
 
 def _clocks_csv(recorded: tuple[RecordedStep, ...], steps: Steps, replayed: StepsReplay) -> str:

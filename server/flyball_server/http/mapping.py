@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import asdict, fields
 from typing import Any
 
-from pydantic import TypeAdapter
-
 from flyball_server.jobs.lifecycle.condition import summary_condition
 from flyball_server.jobs.measurements.measurements import RankPost
-from flyball_server.jobs.records import (
-    PlanRecord,
-    RankRecord,
-    StepDetail,
-    StepRecord,
-)
+from flyball_server.jobs.records import PlanRecord, RankRecord
 from flyball_server.jobs.registry import inspection
 from flyball_server.jobs.registry.inspection import JobSummary
 from flyball_server.jobs.registry.launch import Launch
 from flyball_server.jobs.registry.registration import KnownRank
 from flyball_server.jobs.services import JobServices
+from flyball_server.jobs.step_records import StepDetail, StepRecord
+from flyball_server.kit.checked_documents import adapter_of
 from flyball_server.planning.documents.plan_document import plan_document
 from flyball_wire import messages
 from flyball_wire.messages import JobSpec
@@ -156,9 +150,4 @@ def plan_view(record: PlanRecord) -> messages.PlanView:
 
 def rendered(kind: Any, value: object) -> bytes:  # noqa: ANN401 - a type, or an alias of one
     """The JSON of an instance of the wire type `kind`, or of `tuple[...]` of one, compact."""
-    return _adapter(kind).dump_json(value)
-
-
-@functools.cache
-def _adapter(kind: Any) -> TypeAdapter[Any]:  # noqa: ANN401 - as above
-    return TypeAdapter(kind)
+    return adapter_of(kind).dump_json(value)

@@ -1,22 +1,18 @@
-"""Cache of timelines as compressed JSON, which may take megabytes.
-
-JSON is written row by row: a single `json.dumps` would block all other threads of the planner.
-"""
+"""Cache of timelines as compressed JSON, which may take megabytes."""
 
 from __future__ import annotations
 
-import json
 import zlib
-from collections.abc import Iterator
-from dataclasses import is_dataclass
 
 from anyio import CapacityLimiter, to_thread
 from starlette.concurrency import run_in_threadpool
 
+from flyball_server.http.mapping import rendered
 from flyball_server.jobs.services import JobServices
 from flyball_server.kit.lru import Lru
 from flyball_server.kit.single_flight import SingleFlight
 from flyball_server.views.plan_timeline import TimelineKey, get_timeline, timeline_key
+from flyball_wire.read_models import PlanTimeline
 
 # Limit on all compressed answers; one of 64 stages and 256 microbatches takes some 0.5 MB.
 MAX_REMEMBERED_BYTES = 32 * 2**20
@@ -90,27 +86,6 @@ def accepts_gzip(accept_encoding: str) -> bool:
     return weights.get("gzip", weights.get("x-gzip", weights.get("*", False)))
 
 
-def _compressed(view: object) -> bytes:
+def _compressed(timeline: PlanTimeline) -> bytes:
     packer = zlib.compressobj(_LEVEL, zlib.DEFLATED, _GZIP_BITS)
-    packed = [packer.compress(part.encode()) for part in _json_parts(view)]
-    return b"".join([*packed, packer.flush()])
-
-
-def _json_parts(value: object) -> Iterator[str]:
-    """Yield a wire type's JSON, the types within it one by one."""
-    if is_dataclass(value) and not isinstance(value, type):
-        sign = "{"
-        for name, field in vars(value).items():
-            yield f"{sign}{json.dumps(name)}:"
-            yield from _json_parts(field)
-            sign = ","
-        yield "}"
-    elif isinstance(value, tuple) and value and is_dataclass(value[0]):
-        sign = "["
-        for item in value:
-            yield sign
-            yield from _json_parts(item)
-            sign = ","
-        yield "]"
-    else:
-        yield json.dumps(value, separators=(",", ":"), allow_nan=False)
+    return packer.compress(rendered(PlanTimeline, timeline)) + packer.flush()

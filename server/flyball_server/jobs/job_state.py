@@ -28,8 +28,11 @@ ALLOWED_MOVES = MappingProxyType(
         JobState.AWAITING_PROFILE: frozenset(
             {JobState.PROFILING, JobState.PLANNED, JobState.PLANNING_FAILED} | OVER
         ),
-        # Measured online: finished, refused, or replaced by an uploaded profile.
-        JobState.PROFILING: frozenset({JobState.PLANNED, JobState.PLANNING_FAILED} | OVER),
+        # Measured online: finished, refused, or replaced by an uploaded profile. Back to awaiting:
+        # the conditions of its GPUs have changed meanwhile.
+        JobState.PROFILING: frozenset(
+            {JobState.PLANNED, JobState.PLANNING_FAILED, JobState.AWAITING_PROFILE} | OVER
+        ),
         # Planned again: a new version, from a new profile or target. Back to awaiting: measured
         # again, since the conditions of its GPUs have changed.
         JobState.PLANNED: frozenset(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from flyball_profiles.gpu_conditions import GpuConditions
 from flyball_server.jobs.bounds import check_count
 from flyball_server.jobs.errors import InvalidFieldError
 from flyball_server.jobs.records import Record
@@ -193,6 +194,36 @@ class WorkModel:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StepPower:
+    """Correction of steps' deadlines that keeps a target `power:` on average over blocks of steps.
+
+    The plan keeps the target for the work of an average step.
+    """
+
+    #: Target of the measured steps, as planned.
+    target: str
+    #: A step's deadline over the one that follows from the plan.
+    factor: float = 1.0
+    #: Ratio of deadlines to times at the highest clocks before the newest change, and mean power
+    #: over the target with it; None: no change yet.
+    before: tuple[float, float] | None = None
+    #: Number of changes for this target.
+    num_changes: int = 0
+    #: Mean power in W at the least-energy clocks, where that misses the target; None: it does not.
+    least_power_w: float | None = None
+
+    @property
+    def note(self) -> str | None:
+        """Line that says that the target is missed; None: it is not known to be."""
+        if self.least_power_w is None:
+            return None
+        return (
+            f"target {self.target} is not met: steps draw {self.least_power_w:g} W on average at"
+            " their least-energy clocks"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Comparison:
     """Steps at the highest clocks interleaved with those on the plan, requested or running.
 
@@ -225,7 +256,7 @@ class ChangedConditions:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanningInputs:
-    """What a plan depends on beside specification and profile.
+    """Inputs of a plan beside specification and profile.
 
     Attributes:
         target: target of the timetable; None: the specification's.
@@ -233,6 +264,7 @@ class PlanningInputs:
         stage_slowdowns: drift of stages.
         delays: measured delays; None: not measured, or too small to matter.
         work: announced work; None: the job announces none.
+        step_power: correction of steps' deadlines for a target `power:`; None: none was measured.
         gpus_at_once: largest number of GPUs that one stage has in one node; None: not all ranks
             have registered, or it has no effect.
         gpus_in_node: largest number of GPUs that the job has in one node; None: likewise.
@@ -244,6 +276,7 @@ class PlanningInputs:
     stage_slowdowns: tuple[StageSlowdown, ...] = ()
     delays: MeasuredDelays | None = None
     work: WorkModel | None = None
+    step_power: StepPower | None = None
     gpus_at_once: int | None = None
     gpus_in_node: int | None = None
     changed: ChangedConditions | None = None
@@ -370,13 +403,13 @@ MAX_ATTEMPTS = 32
 
 @dataclass(frozen=True, kw_only=True)
 class JobLoopState(Record):
-    """What is known of one job and has a memory; its plan is a function of it.
+    """Knowledge of one job that has a memory; its plan is a function of it.
 
     Attributes:
         stragglers: announced slowdowns, at most one per rank; ended ones are dropped.
         detected: detected slowdowns by rank.
         drifts: detected drift of stages.
-        delays, work, gpus_at_once, gpus_in_node, changed: as in PlanningInputs.
+        delays, work, step_power, gpus_at_once, gpus_in_node, changed: as in PlanningInputs.
         timetable: timetable of targets; None: no timetable.
         comparison: newest comparison; None: never requested.
         profiling: state of online profiling; None: not profiled online, or not started.
@@ -390,6 +423,8 @@ class JobLoopState(Record):
         refused: newest refused registration; None: none since the job was registered last.
         shape_change: newest change of the number of microbatches; None: none in this run.
         power_limits_w: mean enforced power limit of a GPU by stage, W; empty: not all are known.
+        probed_under: conditions of each stage's GPUs while the job is profiled online, None of a
+            stage where they are not known; empty: it is not being profiled.
     """
 
     job_id: str
@@ -398,6 +433,7 @@ class JobLoopState(Record):
     drifts: tuple[StageSlowdown, ...] = ()
     delays: MeasuredDelays | None = None
     work: WorkModel | None = None
+    step_power: StepPower | None = None
     gpus_at_once: int | None = None
     gpus_in_node: int | None = None
     changed: ChangedConditions | None = None
@@ -414,6 +450,7 @@ class JobLoopState(Record):
     refused: RefusedRegistration | None = None
     shape_change: ShapeChange | None = None
     power_limits_w: tuple[float, ...] = ()
+    probed_under: tuple[GpuConditions | None, ...] = ()
 
     @property
     def lasting(self) -> PlanningInputs:
@@ -421,6 +458,7 @@ class JobLoopState(Record):
         return PlanningInputs(
             delays=self.delays,
             work=self.work,
+            step_power=self.step_power,
             gpus_at_once=self.gpus_at_once,
             gpus_in_node=self.gpus_in_node,
             changed=self.changed,
@@ -429,7 +467,7 @@ class JobLoopState(Record):
     def without_measured(self) -> JobLoopState:
         """Return the findings without what was measured against a replaced profile."""
         work = None if self.work is None else WorkModel()
-        return self.evolve(detected=(), drifts=(), work=work)
+        return self.evolve(detected=(), drifts=(), work=work, probed_under=(), step_power=None)
 
     @property
     def order_advice(self) -> OrderAdvice | None:

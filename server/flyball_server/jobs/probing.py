@@ -16,15 +16,9 @@ from flyball_pipeline.schedules.inputs import ScheduleInputs
 from flyball_pipeline.schedules.table import SCHEDULES, make_schedule
 from flyball_profiles.gpu_windows import GpuWindow
 from flyball_server.jobs.errors import InvalidFieldError
-from flyball_server.jobs.records import (
-    JobRecord,
-    PlanRecord,
-    RankRecord,
-    StepDetail,
-    StepRecord,
-    ranks_text,
-)
+from flyball_server.jobs.records import JobRecord, PlanRecord, RankRecord, ranks_text
 from flyball_server.jobs.registry.inspection import newest_plan, require_plan
+from flyball_server.jobs.step_records import StepDetail, StepRecord
 from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.profiling.observations import (
     InstructionTimes,
@@ -33,7 +27,7 @@ from flyball_server.profiling.observations import (
     StageStep,
 )
 from flyball_server.profiling.worked_steps import WorkedRank, averaged, mean_work
-from flyball_wire.messages import JobSpec, PlanVersion
+from flyball_wire.messages import JobSpec, MeasurementDetail, PlanVersion
 
 # Number of newest steps that may still lack the last rank's measurement.
 _LOOK_BACK_STEPS = 8
@@ -104,11 +98,11 @@ def read_probing(reader: JobReader, job: JobRecord, now: datetime) -> ProbingRec
 
 
 def probe_plans(reader: JobReader, job_id: str) -> list[PlanRecord]:
-    """Return the versions that measure the job since it was last planned, rising."""
+    """Return the versions that measure the job since it last ran others, rising."""
     plans: list[PlanRecord] = []
     for entry in reversed(reader.list_versions(job_id)):
         record = require_plan(reader, job_id, entry.version)
-        if not record.plan.is_probe:
+        if not record.plan.is_probe or record.measurement_detail == MeasurementDetail.TOTALS:
             break
         plans.append(record)
     return plans[::-1]
@@ -116,7 +110,8 @@ def probe_plans(reader: JobReader, job_id: str) -> list[PlanRecord]:
 
 def is_never_planned(reader: JobReader, job_id: str) -> bool:
     """Return whether all that the job's ranks were ever given was to measure it."""
-    return len(probe_plans(reader, job_id)) == len(reader.list_versions(job_id))
+    versions = reader.list_versions(job_id)
+    return all(require_plan(reader, job_id, entry.version).plan.is_probe for entry in versions)
 
 
 def _since_last_start(plans: list[PlanRecord]) -> list[PlanRecord]:
@@ -352,7 +347,8 @@ def _stage_step(
         is_clean=is_probed
         and len(known) == len(counted)
         and all(times)
-        and not any(record.num_unplanned or record.num_clock_misses for record in records),
+        # Power and heat limit the highest clocks too: so does the GPU when left alone.
+        and not any(record.num_unplanned or record.num_lost_clocks for record in records),
     )
 
 

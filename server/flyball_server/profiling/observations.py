@@ -159,7 +159,8 @@ class StageStep:
         energy_j: by the counters of all its ranks, from the step's begin to its end, J; None
             where one could not be read.
         instructions: instructions of its slowest rank.
-        is_clean: true if it ran as planned: no unplanned instructions, no clock missed.
+        is_clean: true if it ran as planned: no unplanned instructions, and no clock missed but for
+            limits of power or heat.
         work: announced work of the step's slowest pipeline over the mean work.
     """
 

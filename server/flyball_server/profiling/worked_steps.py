@@ -35,7 +35,7 @@ class WorkedRank:
 
 @dataclass(frozen=True, kw_only=True)
 class MeanWork:
-    """How many instructions of the mean work those of a step are, by stage, kind and chunk."""
+    """Number of instructions of mean work that a step's amount to, by stage, kind and chunk."""
 
     factors: Mapping[_Class, WorkCoefficients]
     #: Standard deviation of a step's mean time from the predicted one, as a share.

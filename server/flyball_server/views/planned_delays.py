@@ -47,8 +47,8 @@ def planned_delays(spec: JobSpec, planned_inputs: PlanningInputs) -> PlannedDela
         *_part(transfer_source, _transfers(hops_ms)),
         *([f"{100 * jitter:.2g} % jitter"] if jitter else []),
         *_changes(up_ms, down_ms),
-        *([] if num_gpus is None else [_queue(num_gpus, is_given=is_given)]),
-        *([] if num_in_node is None else [_node(num_in_node, is_given=is_node_given)]),
+        *_in_node(num_gpus, "change their clocks together", is_given=is_given),
+        *_in_node(num_in_node, "set clocks one at a time", is_given=is_node_given),
     ]
     return PlannedDelays(
         tail_ms=tail_ms,
@@ -83,14 +83,9 @@ def _transfers(hops_ms: Iterable[float]) -> str:
     return f"transfers of {times} ms" if times else "no transfer times"
 
 
-def _queue(num_gpus: int, *, is_given: bool) -> str:
+def _in_node(num_gpus: int | None, what: str, *, is_given: bool) -> tuple[str, ...]:
     source = DelaySource.GIVEN if is_given else "as the ranks are placed"
-    return f"{num_gpus} GPUs of a node that change their clocks together ({source})"
-
-
-def _node(num_gpus: int, *, is_given: bool) -> str:
-    source = DelaySource.GIVEN if is_given else "as the ranks are placed"
-    return f"{num_gpus} GPUs of a node that set clocks one at a time ({source})"
+    return () if num_gpus is None else (f"{num_gpus} GPUs of a node that {what} ({source})",)
 
 
 def _changes(up_ms: float | None, down_ms: float | None) -> tuple[str, ...]:

@@ -15,10 +15,10 @@ from flyball_server.jobs.lifecycle.job_life import is_emulated
 from flyball_server.jobs.measurements.pruning import most_steps
 from flyball_server.jobs.measurements.step_pairs import CountingRule, StepKinds
 from flyball_server.jobs.measurements.step_reading import all_step_kinds, read_fold
-from flyball_server.jobs.moments import InstructionKey, Moments
 from flyball_server.jobs.records import JobRecord, PlanRecord, RankRecord
 from flyball_server.jobs.registry.inspection import require_job
 from flyball_server.jobs.services import JobServices
+from flyball_server.jobs.step_records import InstructionKey, Moments
 from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.jobs.versions.rank_plans import rank_cycle_mhz
 from flyball_server.replay.recorded_runs import (

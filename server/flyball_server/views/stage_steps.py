@@ -9,9 +9,10 @@ from datetime import datetime
 from itertools import groupby
 
 from flyball_server.jobs.measurements.pruning import MOST_MEASUREMENTS, MOST_STAGES, most_steps
-from flyball_server.jobs.records import JobRecord, StageTotals
+from flyball_server.jobs.records import JobRecord
 from flyball_server.jobs.registry.inspection import require_job
 from flyball_server.jobs.services import JobServices
+from flyball_server.jobs.step_records import StageTotals
 from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_wire.read_models import StageOfStep, StagesOfStep
 

@@ -7,14 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.false_nvml.fixtures import false_nvml, false_nvml_library, loaded_nvml
 from tests.unit.client.memory_planner import JOB_ID, QUICK_TIMES, MemoryPlanner, SessionMaker
 from tests.unit.client.recording_gpu import RecordingGpu
 
 from flyball_client.gpu.emulated import EmulatedGpu
 from flyball_client.session.rank_session import RankSession
-
-__all__ = ["false_nvml", "false_nvml_library", "loaded_nvml"]
 
 
 @pytest.fixture

@@ -21,9 +21,17 @@ COEFFICIENTS = WorkCoefficients(0.2, 0.1, 0.01)
 LIGHT, HEAVY = [[1, 2], [2]], [[4, 3], [5]]
 
 
-def part_of_stage(stage: int, num_stages: int, version: int = 1, **rules: Any) -> RankPlan:  # noqa: ANN401
-    """Return a stage's part of a plan at the highest clocks, for two microbatches."""
-    schedule = make_schedule("1f1b", ScheduleInputs(shape=equal_stages(num_stages, 2)))
+def part_of_stage(
+    stage: int,
+    num_stages: int,
+    version: int = 1,
+    num_microbatches: int = 2,
+    **rules: Any,  # noqa: ANN401
+) -> RankPlan:
+    """Return a stage's part of a plan at the highest clocks."""
+    schedule = make_schedule(
+        "1f1b", ScheduleInputs(shape=equal_stages(num_stages, num_microbatches))
+    )
     points: dict[tuple[int, InstructionKind, int], Sequence[ClockPoint]] = {
         (each, kind, 0): points
         for each in range(num_stages)

@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import pytest
@@ -37,13 +37,17 @@ def publish(planner: MemoryPlanner) -> int:
     return version
 
 
-def run_step(session: RankSession, next_work: Work | None = None) -> None:
+def run_step(
+    session: RankSession,
+    next_work: Work | None = None,
+    rows: Sequence[tuple[str, int]] = tuple(ROWS),
+) -> None:
     """Run a step that is long enough for the next one's exchange, where that has work."""
     session.on_step_begin()
     if next_work is not None:
         session.announce_step(next_work)
         time.sleep(0.02)
-    for kind, microbatch in ROWS:
+    for kind, microbatch in rows:
         session.on_instruction_begin(kind, microbatch=microbatch)
         session.on_instruction_end(kind, microbatch=microbatch)
     session.on_step_end()
@@ -135,6 +139,34 @@ def test_a_helper_that_is_killed_plans_steps_again_once_it_is_back(
             lambda: sum(each.step > killed_at + 5 for each in with_plan(planner)) >= 3,
         )
         session.close()
+
+
+def test_an_announced_step_of_another_number_of_microbatches_runs_the_plan_for_that(
+    gpu: RecordingGpu, make_session: SessionMaker
+) -> None:
+    planner, three = MemoryPlanner(), [[4, 3], [5], [2]]
+    session = make_session(gpu, planner=planner.client())
+    session.plan_steps()
+    session.start()
+    publish(planner)
+    train_until(session, lambda _: LIGHT, lambda: len(with_plan(planner)) >= 2)
+    part = part_of_stage(0, 1, num_microbatches=3, deadline_ratio=1.25)
+    rows = [(part.kinds[kind], microbatch) for kind, microbatch, *_ in part.instructions]
+    version = planner.publish(*[(*row, 1400) for row in rows], pipeline=part.pipeline)
+    planner.name_first_step(version, 0)
+    works = {step: three for step in range(session.current_step + 1, 10_000) if step % 3 == 0}
+
+    def planned_versions() -> dict[int, int | None]:
+        return {each.step: each.plan_version for each in with_plan(planner)}
+
+    give_up_s = time.monotonic() + 30.0
+    while sum(found == version for found in planned_versions().values()) < 4:
+        assert time.monotonic() < give_up_s
+        own, following = session.current_step, session.current_step + 1
+        run_step(session, works.get(following, LIGHT), rows if own in works else ROWS)
+    session.close()
+    for step, found in planned_versions().items():
+        assert found == (version if step in works else 1)
 
 
 def test_a_step_without_work_runs_at_the_highest_clocks(

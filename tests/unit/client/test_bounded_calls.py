@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
 
 import httpx
 import pytest
@@ -15,7 +14,6 @@ from tests.planner.hostile import (
     hostile_planner,
     packed_lists,
     twice_packed,
-    whole,
 )
 
 from flyball_client.api.errors import PlannerRefusedError, PlannerUnavailableError
@@ -70,35 +68,6 @@ def test_a_call_that_took_its_timeout_is_not_retried(
     ):
         client.health()
     assert len(requests) == num_attempts
-
-
-def test_an_honest_answer_is_read() -> None:
-    def honest(planner: object, request: object) -> Iterable[bytes]:
-        del planner, request
-        return whole({"status": "ok", "version": "1"})
-
-    with hostile_planner(honest) as planner, PlannerClient(planner.url) as client:
-        assert client.health().version == client.health().version == "1"
-
-
-def test_an_answer_of_another_transport_has_the_same_limits() -> None:
-    num_sent = 0
-
-    def endless() -> Iterator[bytes]:
-        nonlocal num_sent
-        while True:
-            num_sent += 1
-            yield b"x" * 100
-
-    answer = httpx.Response(200, content=endless())
-    transport = httpx.MockTransport(lambda _: answer)
-    with (
-        PlannerClient("http://planner.test", transport=transport, max_answer_bytes=1000) as client,
-        pytest.raises(PlannerUnavailableError, match=r"not a planner.* than 1000 bytes"),
-    ):
-        client.health()
-    assert num_sent == 11
-    assert answer.is_closed
 
 
 def test_of_an_answer_that_is_not_read_its_status_counts() -> None:

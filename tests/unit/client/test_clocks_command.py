@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.false_nvml.library import SUPPORTED_MHZ, FalseNvml
 from tests.integration.command_in_process import document_of, flyball, refusal
@@ -174,6 +174,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("table")
 
 
+@settings(max_examples=20)
 @given(product=st.text(max_size=40))
 def test_a_gpus_name_cannot_break_the_file(table: Path, product: str) -> None:
     window = draft_window("new", (1410, 1395), origin=f"told by {product}")

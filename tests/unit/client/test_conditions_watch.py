@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests.unit.client.memory_planner import MemoryPlanner, SessionMaker
 from tests.unit.client.recording_gpu import RecordingGpu
-from tests.unit.client.test_rank_session import run_step, wait_until
+from tests.unit.client.tiny_profile import HandClock
 
 from flyball_client.gpu._base import GpuError
-from flyball_client.session import conditions_watch
 from flyball_client.session.conditions_watch import READ_PERIOD_S, ConditionsWatch
 from flyball_profiles.gpu_conditions import GpuConditions
 
@@ -18,27 +16,17 @@ FULL = GpuConditions(power_limit_w=700.0, memory_clock_mhz=2619)
 CAPPED = replace(FULL, power_limit_w=500.0)
 
 
-class Moments:
-    """A clock that stands until it is set."""
-
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
 def test_they_are_read_at_the_first_step_and_once_a_minute_and_a_change_is_logged(
     gpu: RecordingGpu, caplog: pytest.LogCaptureFixture
 ) -> None:
-    moments = Moments()
-    watch = ConditionsWatch(gpu, rank_name="job j rank 0", now_s=moments)
+    clock = HandClock()
+    watch = ConditionsWatch(gpu, rank_name="job j rank 0", now_s=clock.now_s)
     gpu.gpu_conditions = FULL
     assert [watch.read_if_due() for _ in range(3)] == [FULL, None, None]
     gpu.gpu_conditions = CAPPED
-    moments.now_s = READ_PERIOD_S - 0.1
+    clock.move(READ_PERIOD_S - 0.1)
     assert watch.read_if_due() is None
-    moments.now_s = READ_PERIOD_S
+    clock.move(0.1)
     assert watch.read_if_due() == CAPPED
     assert caplog.messages == [
         "job j rank 0: its GPU's conditions have changed: power limit 500 W (before: 700 W)"
@@ -48,35 +36,18 @@ def test_they_are_read_at_the_first_step_and_once_a_minute_and_a_change_is_logge
 def test_what_cannot_be_read_any_more_is_as_it_was(
     gpu: RecordingGpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    moments = Moments()
-    watch = ConditionsWatch(gpu, rank_name="job j rank 0", now_s=moments)
+    clock = HandClock()
+    watch = ConditionsWatch(gpu, rank_name="job j rank 0", now_s=clock.now_s)
     gpu.gpu_conditions = FULL
     watch.read_if_due()
     gpu.gpu_conditions = GpuConditions(power_limit_w=500.0)  # it is idle
-    moments.now_s += READ_PERIOD_S
+    clock.move(READ_PERIOD_S)
     assert watch.read_if_due() == CAPPED
 
     def fail() -> GpuConditions:
         raise GpuError("lost")
 
     monkeypatch.setattr(gpu, "conditions", fail)
-    moments.now_s += READ_PERIOD_S
+    clock.move(READ_PERIOD_S)
     assert watch.read_if_due() is None
     assert ConditionsWatch(None, rank_name="job j rank 1").read_if_due() is None
-
-
-def test_a_session_registers_and_posts_them(
-    gpu: RecordingGpu,
-    planner: MemoryPlanner,
-    make_session: SessionMaker,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(conditions_watch, "READ_PERIOD_S", 0.0)
-    gpu.gpu_conditions = FULL
-    with make_session(gpu) as session:
-        run_step(session)
-        gpu.gpu_conditions = CAPPED
-        run_step(session)
-        wait_until(planner, lambda: len(planner.measurements) == 2)
-    assert planner.registrations[0].conditions == FULL.at_rest
-    assert [planner.measurements[step].conditions for step in (0, 1)] == [FULL, CAPPED]

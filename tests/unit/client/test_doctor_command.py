@@ -35,6 +35,7 @@ pynvml: Any = _pynvml
 
 KEY = "hush-hush"
 PATIENCE_S = 60.0
+READ_ONLY = "a read-only one"
 IN_NAMESPACE = "flyball_client.cli.doctor.machine_checks.is_in_own_pid_namespace"
 GPU_IS_LOST = 15
 IDLE = 0x1
@@ -479,31 +480,28 @@ def test_a_jobs_token_is_taken_and_another_version_of_the_planner_is_a_warning(
     assert "here it is 7.0" in checks["planner"]["found"]
 
 
-def test_a_read_only_token_is_a_problem_since_no_rank_registers_with_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    with live_planner(token=KEY) as planner:
-        planner.http.headers[TOKEN_HEADER] = KEY
-        made = planner.http.post(routes.TOKENS, json={"read_only": True}).json()
-        monkeypatch.setenv("FLYBALL_TOKEN", made["token"])
-        status, checks = doctor("--planner-only", "--planner", str(planner.http.base_url))
-    assert (status, checks["planner token"]["state"]) == (1, "problem")
-    assert "FLYBALL_TOKEN is read-only" in checks["planner token"]["found"]
-    assert "flyball token create --job JOB" in checks["planner token"]["advice"]
-
-
-def test_a_token_that_the_planner_does_not_take_is_a_problem_and_not_shown(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("token", "advice"),
+    [
+        (READ_ONLY, "flyball token create --job JOB"),
+        (None, "FLYBALL_TOKEN"),
+        (KEY, "FLYBALL_TOKEN"),
+        ("not\tprintable", "FLYBALL_TOKEN"),
+    ],
+)
+def test_a_token_with_which_no_rank_registers_is_a_problem_and_not_shown(
+    monkeypatch: pytest.MonkeyPatch, token: str | None, advice: str
 ) -> None:
     with live_planner(token="another") as planner:  # noqa: S106 - no secret
-        monkeypatch.setenv("FLYBALL_PLANNER_URL", str(planner.http.base_url))
-        for ours in (None, KEY, "not\tprintable"):
-            if ours is not None:
-                monkeypatch.setenv("FLYBALL_TOKEN", ours)
-            status, checks = doctor("--planner-only")
-            assert (status, checks["planner token"]["state"]) == (1, "problem")
-            assert "FLYBALL_TOKEN" in checks["planner token"]["advice"]
-            assert ours is None or ours not in repr(checks)
+        if token is READ_ONLY:
+            planner.http.headers[TOKEN_HEADER] = "another"
+            token = planner.http.post(routes.TOKENS, json={"read_only": True}).json()["token"]
+        if token is not None:
+            monkeypatch.setenv("FLYBALL_TOKEN", token)
+        status, checks = doctor("--planner-only", "--planner", str(planner.http.base_url))
+    assert (status, checks["planner token"]["state"]) == (1, "problem")
+    assert advice in checks["planner token"]["advice"]
+    assert token is None or token not in repr(checks)
 
 
 def test_what_ends_a_plain_connection_may_speak_tls() -> None:

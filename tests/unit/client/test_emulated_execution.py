@@ -334,30 +334,6 @@ def test_the_same_seed_has_the_same_delays_whatever_the_noise() -> None:
     assert of_seed_1 == noisy != of_seed_2
 
 
-def test_a_stall_adds_its_time_at_the_waiting_power() -> None:
-    """Half of the work at 1400 MHz, 0.03 s of standing still, the other half at 700 MHz."""
-    settings = replace(IDEAL_GPU, delay_down=exact(0.05), stall_s=0.03)
-    bench = Bench.of(settings)
-    bench.gpu.lock_sm_clock_mhz(700)
-    time_s, energy_j = bench.run()
-    assert time_s == pytest.approx(0.05 + 0.03 + 0.1)
-    assert energy_j == pytest.approx(15 + 0.03 * WAITING_W + 12.5)
-    # An instruction that begins 10 ms after a change waits for the rest of its stall.
-    bench.gpu.lock_sm_clock_mhz(1400)
-    bench.clock.move(0.01)
-    assert bench.run() == pytest.approx((0.02 + 0.1, 0.02 * WAITING_W + 30))
-
-
-def test_the_power_follows_the_clock_after_its_lag() -> None:
-    """0.05 s at 1400 MHz, then 0.1 s at 700 MHz of which 0.04 s at 1400 MHz's 300 W."""
-    settings = replace(IDEAL_GPU, delay_down=exact(0.05), power_lag_s=0.04)
-    bench = Bench.of(settings)
-    bench.gpu.lock_sm_clock_mhz(700)
-    time_s, energy_j = bench.run()
-    assert time_s == pytest.approx(0.05 + 0.1)
-    assert energy_j == pytest.approx(0.09 * 300 + 0.06 * 125)
-
-
 def test_the_counter_shows_a_wait_at_the_blocking_power_of_any_clock() -> None:
     bench = Bench.of(EmulatedGpuSettings.exact_delay(0.1))
     bench.gpu.lock_sm_clock_mhz(700)

@@ -212,10 +212,3 @@ def test_its_thread_ends_with_it_and_serves_what_was_requested_before() -> None:
     assert thread.name == "flyball-energy-reader"
     thread.join(TIMEOUT_S)
     assert not thread.is_alive()
-
-
-def test_without_a_gpu_and_for_one_of_this_process_the_answer_comes_at_once() -> None:
-    read = list[float | None]()
-    reader_of(None).request(read.append)
-    reader_of(SimpleNamespace(address=None, total_energy_j=lambda: 7.0)).request(read.append)
-    assert read == [None, 7.0]

@@ -159,6 +159,51 @@ def test_conditions_are_those_of_the_driver_at_that_moment(loaded_nvml: FalseNvm
     gpu.close()
 
 
+def test_a_power_profile_that_is_requested_counts_once_it_is_enforced(
+    loaded_nvml: FalseNvml,
+) -> None:
+    max_p, max_q = 1 << 0, 1 << 1
+    gpu = NvmlGpu.open(uuid=loaded_nvml.uuid(0))
+
+    def profile() -> str | None:
+        found = gpu.conditions()
+        return None if found is None else found.power_profile
+
+    loaded_nvml.set_conditions(unenforced=max_q)
+    assert profile() == "none"
+    loaded_nvml.set_conditions(profiles=max_p)
+    assert profile() == "max-p"
+    loaded_nvml.set_conditions(profiles=max_q, unenforced=max_p)
+    assert profile() == "max-q"
+    loaded_nvml.set_conditions(profiles=-1)
+    assert profile() is None
+    gpu.close()
+
+
+def test_each_reading_may_be_refused_and_costs_no_other(loaded_nvml: FalseNvml) -> None:
+    loaded_nvml.set_module_w(150)
+    loaded_nvml.set_conditions(limit_w=600, module_limit_w=900)
+    gpu = NvmlGpu.open(uuid=loaded_nvml.uuid(0))
+    whole = gpu.conditions()
+    assert whole is not None
+    assert None not in vars(whole).values()
+    for function, name in (
+        ("nvmlDeviceGetEnforcedPowerLimit", "power_limit_w"),
+        ("nvmlDeviceGetPowerManagementDefaultLimit", "default_power_limit_w"),
+        ("nvmlDeviceGetFieldValues", "module_power_limit_w"),
+        ("nvmlDeviceWorkloadPowerProfileGetCurrentProfiles", "power_profile"),
+        ("nvmlDeviceGetClockInfo", "memory_clock_mhz"),
+        ("nvmlDeviceGetApplicationsClock", "application_clock_mhz"),
+        ("nvmlDeviceGetEccMode", "ecc"),
+        ("nvmlDeviceGetPersistenceMode", "persistence"),
+        ("nvmlSystemGetDriverVersion", "driver"),
+    ):
+        loaded_nvml.fail(function, NOT_SUPPORTED)
+        assert gpu.conditions() == replace(whole, **{name: None})
+        loaded_nvml.work_again()
+    gpu.close()
+
+
 def test_conditions_that_cannot_be_read_are_not_known(loaded_nvml: FalseNvml) -> None:
     gpu = NvmlGpu.open(uuid=loaded_nvml.uuid(0))
     for function in (

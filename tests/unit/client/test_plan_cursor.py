@@ -181,26 +181,6 @@ def test_a_request_that_does_not_fit_is_refused(
     assert "\n" not in str(refused.value)
 
 
-def test_a_timed_clock_is_not_that_of_the_end_before_it() -> None:
-    cursor = PlanCursor(compiled_plan(*RUN, requests=((2, 0, 0.25), (5, 3, 0.5))))
-    cursor.begin_step(0)
-    assert cursor.timed == {0: (900, 0.25), 3: (1200, 0.5)}
-    upcoming_mhz = []
-    for number in range(5):
-        cursor.next_sm_clock_mhz("forward", number, 0)
-        upcoming_mhz.append(cursor.upcoming_mhz())
-    assert upcoming_mhz == [None] * 5
-    assert cursor.timed_first_mhz is None
-    cursor.end_step()
-    assert cursor.timed_first_mhz == 1200
-    # A step that does not go as planned has no clock to come.
-    cursor.begin_step(1)
-    assert cursor.timed_first_mhz is None
-    cursor.next_sm_clock_mhz("backward", 0, 0)
-    cursor.end_step()
-    assert cursor.timed_first_mhz is None
-
-
 def test_a_request_has_no_effect_in_a_step_of_a_cycle_whose_clocks_it_does_not_fit() -> None:
     cycle_mhz = (
         (1200, 1200, 900, 900, 900),

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 from tests.unit.client.memory_planner import MemoryPlanner, SessionMaker
-from tests.unit.client.recording_gpu import RecordingGpu
 from tests.unit.client.test_rank_session import PLAN, run_step, wait_until
 from tests.unit.client.tiny_profile import HandClock, tiny_profile
 
@@ -32,29 +31,6 @@ def posted(
         for _ in range(num_steps):
             run_step(session)
     return tuple(measured for _, measured in sorted(planner.measurements.items())), session.history
-
-
-def test_a_step_runs_its_row_of_the_cycle_also_after_a_late_start_and_a_lost_step(
-    planner: MemoryPlanner, gpu: RecordingGpu, make_session: SessionMaker
-) -> None:
-    planner.name_first_step(planner.publish(*PLAN, cycle_mhz=CYCLE_MHZ), 10)
-    with make_session(gpu, initial_step=9) as session:
-        wait_until(planner, lambda: len(session.plans) > 0)
-        run_step(session)  # before the plan's first step
-        assert gpu.told == [1400]
-        run_step(session)
-        assert gpu.told == [1400, 1200]  # the second row's first
-        session.on_step_begin()
-        session.on_step_failed()  # step 11, with the second row
-        run_step(session)
-        assert gpu.told[-2:] == [900, 1400]
-        for _ in range(2):  # steps 13 and 14
-            run_step(session)
-        assert gpu.told[-3:] == [1400, 1200, 900]
-    with make_session(late := RecordingGpu(), initial_step=14) as session:
-        wait_until(planner, lambda: len(session.plans) > 0)
-        run_step(session)
-        assert late.told == [1200, 900]
 
 
 @pytest.mark.parametrize("detail", list(MeasurementDetail))
@@ -93,14 +69,3 @@ def test_by_clock_tells_the_clocks_that_were_asked_for_and_how_long_each_kind_to
         {("forward", 900): 2.0, ("backward", 900): 3.0},
     ]
     assert {row[3:4] + row[5:] for step in found for row in step.by_clock or ()} == {(1, 0.0)}
-
-
-def test_a_rank_whose_clocks_are_no_longer_set_reports_none(
-    planner: MemoryPlanner, gpu: RecordingGpu, make_session: SessionMaker
-) -> None:
-    planner.name_first_step(planner.publish(*PLAN, measurement_detail=MeasurementDetail.CLOCKS), 0)
-    gpu.refuses_locks = True
-    (step,), _ = posted(planner, make_session(gpu), num_steps=1)
-    assert step.plan_version is None
-    assert step.by_clock is not None
-    assert [row[:3] for row in step.by_clock] == [("forward", 0, None), ("backward", 0, None)]

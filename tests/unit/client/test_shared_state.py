@@ -1,25 +1,11 @@
 from __future__ import annotations
 
-import os
-
 import pytest
 
 from flyball_client.governor import shared_state as word
 from flyball_client.governor.shared_state import SharedState
 
 WORDS = range(word.REQUEST, word.SAMPLES + 1)
-
-
-def test_what_one_end_writes_the_other_reads() -> None:
-    rank, governor = (made := SharedState.create()), SharedState(os.dup(made.fd))
-    for number, place in enumerate(WORDS, start=1):
-        rank.words[place] = number
-    rank.write_text("given back")
-    seen = [governor.words[place] for place in WORDS]
-    assert seen == list(range(1, len(seen) + 1))
-    assert governor.text == "given back"
-    rank.close()
-    governor.close()
 
 
 @pytest.mark.parametrize("number", [0, 1, 255, 256, 2**32 - 1])

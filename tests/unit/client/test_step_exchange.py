@@ -29,7 +29,7 @@ from flyball_client.session.plan_cursor import CompiledPlan
 from flyball_client.steps.agreement import AloneAgreement, Coupling, Pending
 from flyball_client.steps.rank_slowness import Slowness
 from flyball_client.steps.step_exchange import StepExchange
-from flyball_client.steps.step_plans import PlanKey, StepDeadlines, StepLoad
+from flyball_client.steps.step_plans import PlanKey, StepDeadlines, StepLoad, StepPlan
 from flyball_pipeline.clock_rounding import ChangeDelays
 from flyball_pipeline.retiming import StepReserve, own_times, retime
 from flyball_pipeline.work import StepWork, step_work, work_factors
@@ -246,6 +246,29 @@ def test_ranks_that_do_not_read_the_batch_get_its_work_by_the_gathering() -> Non
                 assert rank.exchange.end(step, rank.key)[0] == heavy
 
 
+def test_lengths_that_a_pipelines_times_are_not_known_for_give_all_the_highest_clocks() -> None:
+    """LIGHT has sums of 3 and 2, HEAVY of 7 and 5."""
+    meeting = Meeting(2, 2)
+    ranks = [
+        Rank(meeting, pipeline, stage, deadline_ratio=1.3, lengths_range=(2.0, 6.0))
+        for pipeline in (0, 1)
+        for stage in (0, 1)
+    ]
+    with running(*ranks):
+        for rank, announced in zip(ranks, (LIGHT, LIGHT, HEAVY, HEAVY), strict=True):
+            rank.exchange.announce(1, announced, None)
+            rank.exchange.announce(2, LIGHT, None)
+        of_step_1 = [("greatest", stage, 2) for stage in (0, 1)]
+        wait_until(lambda: all(len(meeting.said.get(key, {})) == 2 for key in of_step_1))
+        for rank in ranks:
+            rank.begin(1)
+        wait_until(lambda: all(rank.has_plan(2) for rank in ranks))
+        assert {mhz for rank in ranks for mhz in rank.clocks(1)} == {HIGHEST_MHZ}
+        assert max(ranks[0].clocks(2)) < HIGHEST_MHZ
+        # The planner learns of the lengths all the same.
+        assert ranks[2].exchange.end(1, ranks[2].key)[0] == step_work(HEAVY)
+
+
 def test_a_deadline_that_the_plan_stretches_is_stretched_for_every_step() -> None:
     meeting = Meeting(1, 1)
     rank = Rank(meeting, 0, 0, deadline_ratio=1.2, reserve=StepReserve(0.05, 0.0))
@@ -261,6 +284,21 @@ def test_a_deadline_that_the_plan_stretches_is_stretched_for_every_step() -> Non
         clocks = retime(retimed, factors, [1.2 * own_s], reserve=StepReserve(0.05, 0.0))
         assert rank.clocks(1) == clocks
         assert min(clocks) < HIGHEST_MHZ
+
+
+def test_clocks_that_come_after_the_step_before_has_ended_are_there_as_the_step_begins() -> None:
+    rank = Rank(Meeting(1, 1), 0, 0, deadline_ratio=1.2)
+    with running(rank):
+        assert rank.clocks(1) == rank.plan.highest_mhz  # as step 0 ends: an epoch's last one
+        rank.exchange.announce(1, HEAVY, None)
+        wait_until(partial(rank.has_plan, 1))
+        heavy = step_work(HEAVY)
+        [expected] = expected_mhz(1, heavy, heavy, deadline_ratio=1.2)
+        assert list(rank.clocks(1)) == expected
+        rank.begin(1)
+        work, report = rank.exchange.end(1, rank.key)
+        assert work == heavy
+        assert report is not None
 
 
 @pytest.mark.parametrize("last_mhz", [HIGHEST_MHZ, 1000])
@@ -302,6 +340,22 @@ def test_ranks_that_meet_at_every_instruction_have_a_deadline_for_each() -> None
             }
             assert of_microbatch[heavy] == {HIGHEST_MHZ}
             assert max(of_microbatch[1 - heavy]) < HIGHEST_MHZ
+
+
+def test_a_step_may_say_that_its_ranks_meet_elsewhere() -> None:
+    meeting = Meeting(2, 1)
+    ranks = [Rank(meeting, pipeline, 0, coupling="backward") for pipeline in (0, 1)]
+    with running(*ranks):
+        highest_of = []
+        for step, coupling in ((1, None), (2, "step"), (3, None)):
+            # Rank 0 is as heavy as the other in the second microbatch, and lighter in sum.
+            ranks[0].exchange.announce(step, [1.0, 3.0], coupling=coupling)
+            ranks[1].exchange.announce(step, [3.0, 3.0], coupling=coupling)
+            wait_until(lambda step=step: all(rank.has_plan(step) for rank in ranks))
+            highest_of.append(max(ranks[0].clocks(step)))
+            for rank in ranks:
+                rank.begin(step)
+    assert highest_of[0] == highest_of[2] == HIGHEST_MHZ > highest_of[1]
 
 
 @pytest.mark.parametrize("coupling", ["unknown", "instruction"])
@@ -355,6 +409,42 @@ def test_ranks_that_know_other_versions_have_no_plan_for_that_step_only() -> Non
             rank.exchange.announce(2, HEAVY, None)
         wait_until(lambda: old.has_plan(2) and new.has_plan(2))
         assert old.clocks(1) == old.plan.highest_mhz
+
+
+@pytest.mark.parametrize("knows_it", [True, False])
+def test_a_step_of_another_number_of_microbatches_has_the_plan_for_that(knows_it: bool) -> None:
+    """Three in place of two; the second rank reads no batch."""
+    meeting, three = Meeting(1, 2), [[4, 3], [5], [2]]
+    ranks = [Rank(meeting, 0, stage, reads_batch=stage == 0) for stage in (0, 1)]
+    key, plans = PlanKey(2, None), list[CompiledPlan]()
+    with running(*ranks):
+        for stage, rank in enumerate(ranks):
+            rules: dict[str, Any] = {"num_microbatches": 3, "deadline_ratio": 1.3}
+            part = part_of_stage(stage, 2, version=2, **rules)
+            rank.planner.keep(part)
+            plans.append(compile_plan(part, stage=stage, supported_mhz=SUPPORTED_MHZ))
+            rank.exchange.begin(
+                0,
+                next_plan=rank.key,
+                other_plans={3: key} if stage == 0 or knows_it else {},
+                last_mhz=HIGHEST_MHZ,
+            )
+        ranks[0].exchange.announce(1, three, None)
+        ranks[0].exchange.announce(2, HEAVY, None)
+        wait_until(lambda: all(1 in rank.exchange._works for rank in ranks))
+        if knows_it:
+            wait_until(lambda: all(rank.has_plan(1) for rank in ranks))
+        assert [rank.exchange.num_microbatches(1) for rank in ranks] == [3, 3]
+        for rank, plan in zip(ranks, plans, strict=True):
+            clocks_mhz = rank.exchange.clocks(plan, 1)
+            assert clocks_mhz is not None
+            assert len(clocks_mhz) == 6
+            assert (min(clocks_mhz) < HIGHEST_MHZ) is knows_it
+        # The next one has two again.
+        for rank in ranks:
+            rank.begin(1)
+        wait_until(lambda: all(rank.has_plan(2) for rank in ranks))
+        assert [rank.exchange.num_microbatches(2) for rank in ranks] == [2, 2]
 
 
 @pytest.mark.parametrize(
@@ -531,3 +621,23 @@ def run(
     rank.begin(step)
     rank.exchange.end(step, rank.key)
     rank.exchange.learn(lambda: times_s, HIGHEST_MHZ)
+
+
+def test_of_questions_that_have_piled_up_the_newest_is_answered() -> None:
+    answered: list[int] = []
+
+    class Asking:
+        def step_timed(self, step: int, times_s: tuple[float, ...]) -> None:
+            assert not times_s  # it has no such version
+            answered.append(step)
+
+        def step_planned(self, plan: StepPlan) -> None:
+            raise AssertionError(plan)
+
+    planner = StepPlanner(Asking(), "rank", "step", SUPPORTED_MHZ)
+    for step in range(5):
+        planner.ask(StepLoad(step, PlanKey(1, None), ((1.0,),), (1.0,), 0.0))
+    planner.start()
+    wait_until(lambda: bool(answered))
+    planner.stop(1.0)
+    assert answered == [4]

@@ -74,36 +74,6 @@ class BusyRank:
         self.session.on_instruction_end(kind, microbatch=microbatch)
 
 
-def own_times_s(instructions: Sequence[tuple[str, int, int]]) -> list[float]:
-    """Times at the planned clocks, s."""
-    return [FACTORS[InstructionKind(kind)] * FORWARD[mhz][0] for kind, _, mhz in instructions]
-
-
-@pytest.mark.parametrize("names_microbatches", [True, False])
-def test_a_request_as_early_as_the_delay_gives_each_instruction_its_own_clock(
-    names_microbatches: bool,
-) -> None:
-    times_s = own_times_s(PLAN)
-    # The first forward's clock comes within the last backward, that of the first backward within
-    # the forward before it.
-    requests = (
-        (2, 0, times_s[0] + times_s[1] - DELAY_S),
-        (3, 2, times_s[2] - DELAY_S),
-        (4, 3, times_s[3] - DELAY_S),
-    )
-    late, timed = BusyRank(), BusyRank(requests=requests)
-    for rank in (late, timed):
-        rank.run_step(names_microbatches=names_microbatches)
-    began_j = timed.gpu.exact_energy_j()
-    assert timed.run_step(names_microbatches=names_microbatches) == pytest.approx(times_s)
-    assert timed.gpu.exact_energy_j() - began_j == pytest.approx(2 * 27 + 2 * 24 + 2 * 30)
-    late_s = late.run_step(names_microbatches=names_microbatches)
-    assert late_s[1] == pytest.approx(times_s[1])
-    for number in (0, 2, 3):
-        assert late_s[number] != pytest.approx(times_s[number])
-    assert timed.session.clock_report.num_switches == late.session.clock_report.num_switches == 7
-
-
 @given(
     offset_s=st.floats(0, 0.4),
     delay_s=st.floats(0, 0.2),

@@ -9,7 +9,6 @@ import pytest
 from tests.planner.jobs_to_show import (
     HISTORY,
     NEW,
-    NUM_STAGES,
     PLANNED,
     READING,
     STEPS,
@@ -153,18 +152,6 @@ def test_hostile_text_is_drawn_as_question_marks() -> None:
 
 
 # ------------------------------------------------------------------ figures
-
-
-def test_a_stage_is_the_mean_of_the_steps_that_the_planner_took_its_mean_of() -> None:
-    """On the plan stage 1 takes 350 J in 2 s, before 450 J; 1305 MHz in 19 steps, 1110 in one."""
-    text = job_text(replace(READING, overview=replace(PLANNED, num_ranks=NUM_STAGES)))
-    assert "stages in steps 20 to 39, on version 2" in text
-    assert [row[1:8] for row in stage_rows(text)] == [
-        ["1410", "1410", "2.0000", "200.0", "0", "0", "0"],
-        ["1305", "1295", "2.0000", "175.0", "2", "2", "0"],
-        ["1230", "1215", "2.0000", "150.0", "0", "0", "0"],
-        ["1155", "-", "2.0000", "125.0", "2", "0", "1"],
-    ]
 
 
 @pytest.mark.parametrize(

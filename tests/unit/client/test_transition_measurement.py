@@ -125,26 +125,6 @@ def test_calls_that_do_not_meet_cannot_be_seen_to_queue() -> None:
 
 
 @pytest.mark.slow
-def test_clocks_that_are_not_held_are_found_and_pairs_at_one_clock_left_out() -> None:
-    """The forward takes 475 W at 1410 MHz, and the limit allows 1110 MHz and below."""
-    settings = replace(EmulatedGpuSettings.exact_delay(0.005), power_limit_w=300.0)
-    found = measured(settings, 1410, 1230, 900)
-    assert [(clock.mhz, clock.ran_mhz, clock.limit) for clock in found.clocks] == [
-        (1410, 1110, "power"),
-        (1230, 1110, "power"),
-        (900, 900, None),
-    ]
-    assert {(pair.from_mhz, pair.to_mhz) for pair in found.pairs} == {
-        (900, 1410),
-        (1410, 900),
-        (900, 1230),
-        (1230, 900),
-    }
-    with pytest.raises(TransitionsFailedError, match="same rate at all clocks, MHz: 1410, 1230"):
-        measured(settings, 1410, 1230)
-
-
-@pytest.mark.slow
 def test_a_pair_within_the_noise_is_left_out() -> None:
     found = measured(replace(EmulatedGpuSettings.exact_delay(0.005), noise=0.02), 1410, 1395, 900)
     assert {pair.from_mhz + pair.to_mhz for pair in found.pairs} == {1410 + 900, 1395 + 900}

@@ -18,6 +18,7 @@ from tests.unit.client.tiny_profile import HandClock
 from torch import nn
 
 from flyball_client.session.rank_session import RankSession
+from flyball_client.steps.agreement import Coupling
 from flyball_integrations.data_parallel import attach, detach, training, training_step
 from flyball_integrations.data_parallel.microbatches import MicrobatchSteps
 from flyball_integrations.data_parallel.rank_waits import RankWaits
@@ -147,11 +148,28 @@ def test_a_number_of_microbatches_below_one_is_refused(model: nn.Module) -> None
         attach(model, job_id="job", num_microbatches=0)
 
 
-@pytest.mark.parametrize(("meets", "num_announced"), [([True, True], 2), ([True, False], 0)])
-def test_microbatches_are_announced_once_a_step_has_shown_that_ranks_meet_in_each(
-    meets: list[bool], num_announced: int, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("meets", "coupling", "announced_with"),
+    [
+        ([True, True], "backward", "backward"),
+        ([True, True], "instruction", "instruction"),
+        ([False, True], "backward", "step"),  # no_sync in all but the last
+        ([False, True], "instruction", None),
+        ([True, False], "backward", None),
+        ([False, False], "backward", None),
+    ],
+)
+def test_microbatches_are_announced_once_a_step_has_shown_where_ranks_meet(
+    meets: list[bool],
+    coupling: Coupling,
+    announced_with: str | None,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     announced: list[object] = []
+
+    def announce_step(work: object, *, step: int, coupling: str) -> None:
+        announced.append((work, coupling))
+
     hooks = DeviceHooks(torch.device("cpu"), "stream")
     session = RankSession(gpu=None, job_id="job", rank=0, stage=0, planner=None)
     waits = RankWaits(session, device=torch.device("cpu"), hooks=hooks)
@@ -163,23 +181,18 @@ def test_microbatches_are_announced_once_a_step_has_shown_that_ranks_meet_in_eac
         synchronize=hooks.synchronize,
         meets=lambda: next(told),
     )
-    announcer = _MicrobatchAnnouncer(session, hooks, steps, "backward")
-    with mock.patch.object(session, "announce_step", lambda work, step: announced.append(work)):
+    announcer = _MicrobatchAnnouncer(session, hooks, steps, coupling)
+    with mock.patch.object(session, "announce_step", announce_step):
         announcer.announce([1.0, 2.0], 0)
         with steps.step():
             for _ in meets:
                 model(torch.ones(1, 2)).sum().backward()
         for step in (1, 2):
             announcer.announce([1.0, 2.0], step)
-    assert announced == [[1.0, 2.0]] * num_announced
-    warned = [line for line in caplog.messages if "attach without num_microbatches" in line]
-    assert len(warned) == (0 if num_announced else 1)
-
-
-def test_an_attached_model_can_be_pickled(model: nn.Module) -> None:
-    attach(model, job_id="job")
-    copied = pickle.loads(pickle.dumps(model))  # noqa: S301 - our own
-    assert torch.equal(copied.weight, model.weight)
+    is_planned = announced_with is not None
+    assert announced == ([([1.0, 2.0], announced_with)] * 2 if is_planned else [])
+    warned = [line for line in caplog.messages if "wait for each other in some" in line]
+    assert len(warned) == (0 if is_planned else 1)
 
 
 def test_without_an_attachment_a_step_is_left_alone(

@@ -33,7 +33,7 @@ from flyball_pipeline.schedules.table import SCHEDULES as PLANNERS_SCHEDULES
 from flyball_server.planning.schedule_choice import AUTO as PLANNERS_AUTO
 from flyball_wire.options import Option
 from flyball_wire.plan_options import Policy
-from flyball_wire.targets import TARGET_FORM, parse_target
+from flyball_wire.targets import TARGET_FORM
 
 URL = "http://planner:7787"
 # All that EnvPipe's own examples have in their config.
@@ -263,15 +263,6 @@ def test_a_variable_that_cannot_be_used_is_named(setting: Setting) -> None:
         variable = setting.envpipe.variable
         with pytest.raises(ValueError, match=f"^{variable} must be one of .*, not 'best'$"):
             read_attachment({}, {variable: "best"})
-
-
-@pytest.mark.parametrize(
-    "target",
-    ["fastest", "least-energy", "slowdown:0.05", "slowdown:5%", "deadline:2.9", "power:8000"],
-)
-def test_every_target_that_is_taken_is_one_that_the_planner_reads(target: str) -> None:
-    assert read_attachment({"flyball": {"target": target}}, {}).arguments["target"] == target
-    parse_target(target)
 
 
 def test_an_argument_that_attach_does_not_have_is_refused() -> None:

@@ -116,28 +116,6 @@ def test_the_context_around_a_step_is_inside_the_hooks_and_left_after_a_failure(
     assert [line for line in log if line in {"enter", "leave"}] == ["enter", "leave"] * 2
 
 
-def test_removing_restores_the_classes_own_attributes() -> None:
-    before = dict(Engine._INSTRUCTION_MAP)
-    engine, patch = patched(schedule_for=lambda stock: f"other than {stock}")
-    engine._exec_schedule("1f1b")
-    patch.remove()
-    patch.remove()
-    assert list(vars(engine)) == ["log"]
-    assert before == Engine._INSTRUCTION_MAP
-    engine._exec_schedule("1f1b")
-    assert engine.log == ["run other than 1f1b", "run 1f1b"]
-
-
-def test_removing_restores_a_map_that_another_program_has_set_on_the_engine() -> None:
-    engine = Engine()
-    theirs = {**Engine._INSTRUCTION_MAP}
-    vars(engine)["_INSTRUCTION_MAP"] = theirs
-    patch = EnginePatch(engine, HookLog(), synchronize=print, around_step=nullcontext)
-    assert engine._INSTRUCTION_MAP is not theirs
-    patch.remove()
-    assert engine._INSTRUCTION_MAP is theirs
-
-
 def test_wrappers_stand_between_deepspeed_and_the_hooks_the_first_innermost() -> None:
     def wrapper(name: str) -> InstructionWrapper:
         def wrap(instructions: dict[type, Any]) -> dict[type, Any]:

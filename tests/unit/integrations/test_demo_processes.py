@@ -27,18 +27,6 @@ def _wait_for_lines(file: Path, number: int) -> list[int]:
     raise AssertionError(f"{file} did not get {number} lines")
 
 
-def test_a_child_process_logs_both_its_outputs_and_tells_its_status(tmp_path: Path) -> None:
-    program = "import sys; print('out'); print('err', file=sys.stderr); sys.exit(4)"
-    log = tmp_path / "log"
-
-    with (
-        Interruption() as interruption,
-        ChildProcess(["-c", program], environment=os.environ, log=log) as child,
-    ):
-        assert child.wait(interruption, timeout_s=30) == 4
-    assert sorted(log.read_text().split()) == ["err", "out"]
-
-
 def test_a_child_process_that_ignores_sigterm_is_killed_after_its_grace(tmp_path: Path) -> None:
     ready = tmp_path / "ready"
     program = (

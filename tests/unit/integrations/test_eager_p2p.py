@@ -57,18 +57,6 @@ def sending(made: EagerP2P, kind: type, dest_stage: int) -> Any:  # noqa: ANN401
     )
 
 
-def test_sends_go_to_the_neighbour_each_direction_in_its_group(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    sends, made = Sends(monkeypatch), eager()
-    with made.in_force():
-        sending(made, schedule.SendActivation, 2)(1)
-        sending(made, schedule.SendGrad, 0)(2)
-        assert sends.over == []
-    assert sends.posted == [(12, "activations", 1.0), (10, "gradients", 2.0)]
-    assert sorted(sends.over) == [1.0, 2.0]
-
-
 def test_no_more_is_kept_than_may_be_under_way_and_a_microbatch_is_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

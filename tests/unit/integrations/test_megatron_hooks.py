@@ -106,18 +106,6 @@ def test_the_device_is_waited_for_before_every_hook_of_an_instruction() -> None:
     ]
 
 
-def test_what_is_no_training_is_not_hooked() -> None:
-    hooks = HookLog()
-    module, training = patched(lambda module: module.forward_step("model"), hooks)
-    module.forward_backward_no_pipelining(forward_only=True)
-    module.forward_step("model")
-    assert hooks.log == []
-    with training.training_step():
-        module.forward_backward_no_pipelining(forward_only=True)
-        assert hooks.log == ["step begins"]
-    assert hooks.log == ["step begins", "step ends"]
-
-
 def test_a_call_that_fails_fails_its_step_and_the_next_is_a_step_again() -> None:
     models = iter(["broken", "model"])
     hooks = HookLog()
@@ -158,30 +146,6 @@ def hooked_timers(inner: object, hooks: HookLog, num_microbatches: int) -> Hooke
         order=one_f_one_b(2, num_microbatches).stages[0],
         transfers=transfers,
     )
-
-
-def test_timers_tell_the_instructions_of_a_step_and_what_was_received() -> None:
-    hooks = HookLog()
-    timers = hooked_timers(None, hooks, 2)
-    for _ in range(2):
-        hooks.log.clear()
-        run_1f1b(timers, 2)
-        assert [line for line in hooks.log if line not in {"synchronize", "report"}] == [
-            "discard",
-            "step begins",
-            "forward 0 of 0",
-            "forward 0 of 0 ends",
-            "forward 1 of 0",
-            "forward 1 of 0 ends",
-            "[",
-            "] receive backward None",
-            "backward 0 of 0",
-            "backward 0 of 0 ends",
-            "backward 1 of 0",
-            "backward 1 of 0 ends",
-            "report the rest",
-            "step ends",
-        ]
 
 
 def test_a_call_that_never_ended_does_not_shift_the_next_ones_microbatches() -> None:

@@ -16,14 +16,11 @@ pytest.importorskip("torch", reason="needs the extra 'torch'")
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils._pytree import tree_map
 
-from flyball_integrations.shared.step_loader import (
-    BatchLengths,
-    MicrobatchReader,
-    StepLoader,
-    read_lengths,
-    split_lengths,
-)
+from flyball_integrations.shared.loading.microbatch_reader import MicrobatchReader
+from flyball_integrations.shared.loading.step_loader import StepLoader
+from flyball_integrations.shared.loading.step_work import BatchLengths, read_lengths, split_lengths
 
 
 class Announced:
@@ -438,6 +435,72 @@ def test_a_loader_that_accelerate_has_prepared_is_at_its_end_where_it_would_be(
     assert found == [(number, number == 4, True) for number in range(5)]
     assert not loader.is_active
     assert len(announced.work) == -(-5 // (num_batches or 1))
+
+
+@pytest.mark.parametrize("gives_lists", [True, False])
+def test_the_next_step_is_read_batch_by_batch_while_this_one_runs(gives_lists: bool) -> None:
+    loader, announced, num_read, positions = Counted(12), Announced(), [], []
+    steps = looked_ahead(loader, announced, num_batches=4, gives_lists=gives_lists)
+    batches = itertools.chain.from_iterable(steps) if gives_lists else steps
+    for number in batches:
+        num_read.append(loader.state["next"])
+        positions.append(loader.state_dict()["next"])
+        if number % 4 == 3:
+            announced.train()
+    assert num_read[:8] == [5, 6, 7, 8, 9, 10, 11, 12]
+    assert positions[:8] == [4, 4, 4, 4, 8, 8, 8, 8]
+    # With the last batch of the step before.
+    assert announced.announced_in == [(7, 7), (8, 7), (9, 8)]
+
+
+def test_batches_taken_by_index_are_read_ahead_of_and_others_after_the_step() -> None:
+    loader, announced, num_read = Counted(12), Announced(), []
+    for batches in looked_ahead(loader, announced, num_batches=4):
+        if batches[0] == 0:
+            num_read = [(batches[index], loader.state["next"])[1] for index in (0, 1, -1)]
+        announced.train()
+    assert num_read == [5, 6, 8]
+    # Of the second step none is taken but the first, so the third is read after it.
+    assert announced.announced_in == [(7, 7), (8, 7), (9, 9)]
+
+
+def test_lists_of_batches_are_like_others() -> None:
+    announced = Announced()
+    found = []
+    for batches in looked_ahead(range(8), announced, num_batches=4):
+        assert (batches[1:3], len(batches)) == ([batches[1], batches[2]], 4)
+        assert type(copy.deepcopy(batches)) is list
+        assert type(batches)(number for number in batches[:2]) == batches[:2]
+        found.append(batches[:])
+        announced.train()
+    assert found == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert announced.work[8] == [[4], [5], [6], [7]]
+    (first,) = looked_ahead(range(2), announced, num_batches=2)
+    assert tree_map(lambda number: number + 1, first) == [1, 2]
+
+
+def test_batches_of_a_loop_that_was_left_read_nothing_ahead() -> None:
+    loader, announced = Counted(8), Announced()
+    passing = iter(looked_ahead(loader, announced, num_batches=2))
+    batches = next(passing)
+    passing.close()  # type: ignore[attr-defined]  # a generator
+    assert list(batches) == [0, 1]
+    assert loader.state_dict()["next"] == loader.state["next"] == 2
+
+
+def test_a_pipelines_microbatches_are_read_evenly() -> None:
+    loader, announced, num_read = Counted(99), Announced(), []
+    reader: MicrobatchReader[int] = MicrobatchReader(
+        loader, lengths=int, announcer=announced, num_microbatches=lambda: 3
+    )
+    for _ in range(2):
+        announced.train()
+        for _ in range(3):
+            next(reader)
+            num_read.append(loader.state["next"])
+    assert num_read == [2, 4, 6, 7, 8, 9]
+    # With the last microbatch of each step.
+    assert announced.work == {8: [[3.0], [4.0], [5.0]], 9: [[6.0], [7.0], [8.0]]}
 
 
 @given(

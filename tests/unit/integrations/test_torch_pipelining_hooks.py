@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("torch", reason="needs the extra 'torch'")
 
 import torch
+from tests.unit.client.tiny_profile import HandClock
 from tests.unit.integrations.hook_log import HookLog
 from tests.unit.integrations.torch_world import (
     schedule_in_chunks,
@@ -142,25 +143,17 @@ def test_hooks_that_cannot_all_be_set_are_taken_off_again(monkeypatch: pytest.Mo
 # ------------------------------------------------------------------ waits
 
 
-class _Clock:
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
 def test_a_computations_receive_lasts_from_its_first_wait_until_it_begins() -> None:
     told: list[tuple[object, ...]] = []
-    clock = _Clock()
+    clock = HandClock()
 
     def on_transfer(transfer: str, kind: str, **of_transfer: object) -> None:
         told.append((transfer, kind, *of_transfer.values()))
 
-    waits = WaitTimes(TransferTimer(on_transfer, clock_s=clock))
+    waits = WaitTimes(TransferTimer(on_transfer, clock_s=clock.now_s))
     with waits.in_force():
         schedules._wait_batch_p2p([])
-        clock.now_s = 1.0
+        clock.move(1.0)
         schedules._wait_batch_p2p([_Work(clock, 2.0)])
         schedules._wait_batch_p2p([_Work(clock, 0.5)])
         waits.before(PatchedInstruction("forward", 3, 1))
@@ -171,7 +164,7 @@ def test_a_computations_receive_lasts_from_its_first_wait_until_it_begins() -> N
 
 def test_torchs_waits_are_its_own_again_after_a_step_that_failed() -> None:
     own = schedules._wait_batch_p2p
-    waits = WaitTimes(TransferTimer(lambda *_, **__: None, clock_s=_Clock()))
+    waits = WaitTimes(TransferTimer(lambda *_, **__: None, clock_s=HandClock().now_s))
     with pytest.raises(KeyError), waits.in_force():
         assert schedules._wait_batch_p2p is not own
         raise KeyError
@@ -179,9 +172,9 @@ def test_torchs_waits_are_its_own_again_after_a_step_that_failed() -> None:
 
 
 class _Work:
-    def __init__(self, clock: _Clock, time_s: float) -> None:
+    def __init__(self, clock: HandClock, time_s: float) -> None:
         self._clock = clock
         self._time_s = time_s
 
     def wait(self) -> None:
-        self._clock.now_s += self._time_s
+        self._clock.move(self._time_s)

@@ -15,8 +15,9 @@ import pytest
 pytest.importorskip("transformers", reason="needs the extra 'huggingface'")
 
 import torch
-from tests.unit.integrations.test_announced_steps import Told, told  # noqa: F401 - a fixture
+from tests.unit.integrations.test_announced_steps import Told, told, world  # noqa: F401 - fixtures
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 
 from flyball_integrations.huggingface import FlyballCallback
 from flyball_integrations.huggingface.trainer import lengths_of_features
@@ -63,6 +64,7 @@ class Trainer:
 
     def __init__(self, collator: Callable[[Any], Any] = padded, **rules: Any) -> None:  # noqa: ANN401
         self.rules = {"fails_at": -1, "loader": DataLoaderShard, "accumulate": 2, **rules}
+        self.is_fsdp = self.rules.pop("is_fsdp", False)
         self.data_collator = collator
         self.model_wrapped = nn.Linear(2, 2)
         self.accelerator = SimpleNamespace(gradient_state=SimpleNamespace(end_of_dataloader=False))
@@ -88,6 +90,10 @@ class Trainer:
             assert device == "cpu"
             callback.on_step_begin(self.args, self.state, None)
             self.inputs += samples
+            for place in range(1, 1 + (len(samples) if self.is_fsdp else 0)):
+                model: Any = self.model_wrapped
+                model.set_requires_gradient_sync(place == len(samples))  # accelerate's no_sync
+                model(torch.ones(1, 2)).sum().backward()
             self.state.global_step += 1
             callback.on_step_end(self.args, self.state, None)
             left -= number
@@ -126,6 +132,25 @@ def test_each_step_is_announced_a_step_ahead_and_its_batches_are_the_collators(
     training.train()
     assert told.plans[1:] == [(None, "step")]
     assert [step for step in told.work if step < 3] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("gathers_again", [True, False])
+def test_each_batch_is_a_microbatch_where_fsdp2_accumulates(
+    told: Told,  # noqa: F811
+    world: None,  # noqa: F811
+    gathers_again: bool,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    training = trainer(is_fsdp=True, accumulate=2)
+    model = nn.Sequential(nn.Linear(2, 2))
+    fully_shard(model[0], reshard_after_forward=gathers_again)
+    fully_shard(model, reshard_after_forward=gathers_again)
+    training.model_wrapped = model
+    training.train()
+    assert told.plans == [(None, "instruction")]
+    # The first step shows where ranks meet; the last has one batch.
+    assert told.work == ({5: [[9.0, 9.0]]} if gathers_again else {})
+    assert ("wait for each other in some microbatches" in caplog.text) != gathers_again
 
 
 def test_packed_sequences_have_their_own_lengths(told: Told) -> None:  # noqa: F811

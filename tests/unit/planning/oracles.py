@@ -115,7 +115,8 @@ def plain_program_bound_j(model: PipelineModel, deadline_s: float) -> float:
     end = num_nodes
     cost = np.zeros(first_share[-1])
     cost[end] = sum(power_w)
-    no_more_than_0 = np.zeros((0, len(cost)))
+    no_more_than = np.zeros((0, len(cost)))
+    limits_s: list[float] = []
     shares_are_1 = np.zeros((num_nodes, len(cost)))
     for node, points in enumerate(model.points):
         shares = slice(first_share[node], first_share[node + 1])
@@ -129,12 +130,17 @@ def plain_program_bound_j(model: PipelineModel, deadline_s: float) -> float:
         for later in followers:
             row = np.zeros((1, len(cost)))
             row[0, node], row[0, later], row[0, shares] = 1, -1, times_s
-            no_more_than_0 = np.concatenate([no_more_than_0, row])
+            no_more_than = np.concatenate([no_more_than, row])
+            if later == end:
+                limits_s.append(-model.dag.tail_s)
+            else:
+                is_sent = model.dag.data_predecessor[later] == node
+                limits_s.append(-model.dag.input_delay_s[later] if is_sent else 0.0)
     bounds = [(0, None)] * num_nodes + [(0, deadline_s)] + [(0, 1)] * (len(cost) - num_nodes - 1)
     solved = linprog(
         cost,
-        A_ub=no_more_than_0,
-        b_ub=np.zeros(len(no_more_than_0)),
+        A_ub=no_more_than,
+        b_ub=limits_s,
         A_eq=shares_are_1,
         b_eq=np.ones(num_nodes),
         bounds=bounds,

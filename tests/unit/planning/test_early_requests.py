@@ -297,23 +297,23 @@ def test_energies_of_many_plans_are_near_those_of_one_and_its_file_holds_its_req
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("row", "reason"),
+    ("row", "place", "reason"),
     [
-        ([0, 1, 0, "end", 0.1], "must be"),
-        ([0, 1, 0, "begin"], "must be"),
-        ([2, 1, 0, "begin", 0.1], "a stage of the plan"),
-        ([0, 1, 1, "begin", 0.1], "after an earlier one"),
-        ([0, 99, 1, "begin", 0.1], "a position of it"),
-        ([0, 8, 0, "begin", 0.1], "the clock changes between"),
-        ([0, 1, 0, "begin", -0.1], "not negative"),
+        ([0, 1, 0, "end", 0.1], "[3]", "must be 'begin'"),
+        ([0, 1, 0, "begin"], "[4]", "is missing"),
+        ([2, 1, 0, "begin", 0.1], "", "a stage of the plan"),
+        ([0, 1, 1, "begin", 0.1], "", "after an earlier one"),
+        ([0, 99, 1, "begin", 0.1], "", "a position of it"),
+        ([0, 8, 0, "begin", 0.1], "", "the clock changes between"),
+        ([0, 1, 0, "begin", -0.1], "[4]", "greater than or equal to 0"),
     ],
 )
-def test_requests_that_are_none_are_refused(row: list[object], reason: str) -> None:
+def test_requests_that_are_none_are_refused(row: list[object], place: str, reason: str) -> None:
     document = plan_document(example().plan, solve_s=0.0)
     document["requests"] = [row]
     with pytest.raises(PipelineError, match=reason) as caught:
         plan_from_document(document)
-    assert caught.value.field == "requests[0]"
+    assert caught.value.field == f"requests[0]{place}"
 
 
 @pytest.mark.slow

@@ -25,8 +25,6 @@ from flyball_wire.read_models import TimelineRow
 from .tiny_pipelines import (
     B,
     F,
-    I,
-    W,
     any_requests,
     changed_points,
     equal_profile,
@@ -35,7 +33,6 @@ from .tiny_pipelines import (
     profiles,
     request_of,
     slowed_request,
-    timed_profile,
 )
 
 CLOSE = 1e-9
@@ -52,19 +49,6 @@ def rows_of(
 
 
 # ------------------------------------------------------------------ on paper
-
-
-def test_a_backward_in_two_parts_leaves_the_weights_part_of_the_last_stage_a_float() -> None:
-    """F 0..1; stage 1: F 1..2, I 2..4, W 4..8; stage 0: I 4..6, W 6..10: stage 1 has 2 s."""
-    profile = timed_profile(2, {F: 1.0, I: 2.0, W: 4.0})
-    plan = make_plan(request_of(profile, policy="baseline", schedule="zb-h1")).plan
-    timeline, (first, last) = rows_of(profile, plan)
-    assert first.kinds == last.kinds == (F, I, W)
-    assert first.microbatches == last.microbatches == (0, 0, 0)
-    assert (first.start_s, first.duration_s) == ((0.0, 4.0, 6.0), (1.0, 2.0, 4.0))
-    assert (last.start_s, last.duration_s) == ((1.0, 2.0, 4.0), (1.0, 2.0, 4.0))
-    assert (first.float_s, last.float_s) == ((0.0, 0.0, 0.0), (0.0, 0.0, 2.0))
-    assert critical_places(timeline) == ((0, 0), (1, 0), (1, 1), (0, 1), (0, 2))
 
 
 def test_of_a_pipeline_that_never_flushes_each_row_is_a_period_of_its_stage() -> None:

@@ -70,57 +70,12 @@ def test_a_change_in_the_middle_of_an_instruction() -> None:
     assert run.in_force == [[(0.0, HIGH), (1.25, LOW), (3.6875, HIGH), (4.7375, LOW)]]
 
 
-def test_the_first_clock_is_charged_where_nothing_covers_it() -> None:
-    run = run_of(1, [HIGH, LOW, HIGH, LOW], delays(0.25, starts_settled=False))
-    assert run.duration_s[0] == pytest.approx(0.25 + 4 / 5 * 1.0)
-    assert run.in_force[0][1] == (0.25, HIGH)
-    assert run.end_s == pytest.approx(6.975)
-    # Of two stages, the second's forward waits for the first's: that covers the change.
-    on_two = [HIGH, HIGH, HIGH, HIGH, HIGH, LOW, LOW, LOW]
-    run = run_of(2, on_two, delays(0.25, starts_settled=False))
-    assert (run.start_s[4], run.duration_s[4]) == (1.0, 1.0)
-
-
 def test_waiting_until_the_slowest_pipeline_has_finished_covers_the_first_clock() -> None:
     model = model_of(equal_profile(1), 2)
     model = replace(model, transitions=delays(0.25, starts_settled=False))
     later_j = iteration_energy_j(model, [HIGH, LOW, HIGH, LOW], 7.5)
     # F0 is whole at its clock, the others are as by hand above; 5 W while it waits.
     assert later_j == pytest.approx(10 + 21.25 + 9.6 + 21.25 + 5 * (7.5 - 6.925))
-
-
-def test_a_change_is_hidden_by_waiting() -> None:
-    # Stage 0: F0 and F1 at 1000 MHz to 2.5 s; B0 comes at 4.25 s, after F0 and B0 of stage 1.
-    run = run_of(2, [LOW, LOW, HIGH, HIGH, HIGH, HIGH, HIGH, HIGH], delays(1.75))
-    assert (run.start_s[2], run.duration_s[2], run.energy_j[2]) == (4.25, 2.0, 30.0)
-    late = run_of(2, [LOW, LOW, HIGH, HIGH, HIGH, HIGH, HIGH, HIGH], delays(2.0))
-    assert late.duration_s[2] == pytest.approx(0.25 + 0.9 * 2.0)
-
-
-def test_changes_overlap_where_the_delay_is_longer_than_an_instruction() -> None:
-    run = run_of(1, [HIGH, LOW, HIGH, LOW], delays(3.0))
-    # Down from 4 s on, for F1's sake up from 6 s on, down from 7 s on: B1 gets 2 s of the first.
-    assert run.duration_s == pytest.approx([1.0, 2.0, 1.0, 2.0 + 0.2 * 2.0])
-    assert run.energy_j == pytest.approx([10.0, 30.0, 10.0, 0.8 * 20 + 0.2 * 30])
-    assert run.late_s == pytest.approx([0.0, 2.0, 0.0, 0.4])
-
-
-def test_a_change_that_a_later_request_overtakes_is_dropped() -> None:
-    # B0 asks for 1410 MHz at 1.25 s, in force at 4.25 s; F1 for 1000 MHz at 3.75 s, at 4 s.
-    run = run_of(1, [LOW, HIGH, LOW, LOW], delays(3.0, 0.25))
-    assert run.duration_s.tolist() == [1.25, 2.5, 1.25, 2.5]
-    assert run.in_force == [[(0.0, LOW), (4.0, LOW)]]
-    assert run.late_s.tolist() == [0.0, 2.5, 0.0, 0.0]
-
-
-def test_an_early_request_takes_effect_in_the_instruction_before() -> None:
-    early = {1: ClockRequest(after=0, offset_s=0.5)}
-    run = run_of(1, [HIGH, LOW, LOW, LOW], delays(0.25), early)
-    # F0 runs three quarters of its 1 s at 1410 MHz.
-    assert run.duration_s == pytest.approx([0.75 + 0.25 * 1.25, 2.5, 1.25, 2.5])
-    later = {3: ClockRequest(after=1, offset_s=2.25)}
-    run = run_of(1, [HIGH, HIGH, HIGH, LOW], delays(0.25), later)
-    assert run.duration_s == pytest.approx([1.0, 2.0, 0.5 + 0.5 * 1.25, 2.5])
 
 
 @pytest.mark.parametrize(("instruction", "after"), [(2, 2), (2, 3), (3, 0), (0, 2), (4, 3)])

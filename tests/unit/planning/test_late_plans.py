@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from tests.unit.planning.tiny_pipelines import (
     changed_points,
     delays,
@@ -27,10 +25,6 @@ from flyball_profiles.stage_profile import StageProfile
 from flyball_server.planning.data_parallel import DataParallelRequest, make_data_parallel_plan
 from flyball_server.planning.documents.recorded_plan import model_of_plan
 from flyball_server.planning.errors import TargetUnreachableError
-from flyball_server.planning.frontier.curves import model_curves
-from flyball_server.planning.frontier.event_network import build_network
-from flyball_server.planning.frontier.highs_relaxation import HighsRelaxation
-from flyball_server.planning.frontier.interior_point import InteriorPointRelaxation
 from flyball_server.planning.frontier.reserve import with_reserve
 from flyball_server.planning.frontier.solver import DeadlineSolver
 from flyball_server.planning.frontier.transition_search import TransitionSearch
@@ -350,19 +344,6 @@ def test_a_slowdown_factor_scales_instructions_and_no_delay_of_any_kind() -> Non
     assert simulate(twice, assignment).iteration_time_s == pytest.approx(
         2 * simulate(half, assignment).iteration_time_s
     )
-
-
-@settings(max_examples=15)
-@given(st.floats(0, 1), st.lists(st.floats(0, 1), min_size=2, max_size=2))
-def test_both_solvers_agree_on_the_bound(tail_s: float, hops_s: list[float]) -> None:
-    model = model_of(equal_profile(3), 3).with_delays(tail_s, hops_s)
-    network = build_network(model, model_curves(model))
-    deadline_s = 1.1 * time_and_energy(model, model.baseline())[0]
-    bounds_j = [
-        solver(network).solve(deadline_s).lower_bound_j
-        for solver in (HighsRelaxation, InteriorPointRelaxation)
-    ]
-    assert bounds_j[0] == pytest.approx(bounds_j[1], rel=1e-4)
 
 
 def test_a_model_of_a_plan_keeps_its_tail_and_transfers() -> None:

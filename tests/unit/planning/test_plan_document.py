@@ -107,20 +107,23 @@ def test_what_a_plan_was_made_for_is_written_and_read_back(
 
 
 @pytest.mark.parametrize(
-    ("transitions", "message"),
+    ("transitions", "place", "message"),
     [
-        (None, "must be an object"),
-        (TIMES | {"up_p5_s": -1.0}, "up_p5_s must be from 0"),
-        (TIMES | {"up_p5_s": "fast"}, "up_p5_s must be a number, not text"),
-        (TIMES | {"starts_settled": 1}, "starts_settled must be true or false"),
-        ({"up_p5_s": 0.1}, "up_p50_s is missing"),
-        (TIMES | {"up_p5_s": 9.0}, "up_p50_s must be from up_p5_s"),
-        (TIMES | {"up_p5_s": None}, "up_p5_s must be a number, not null"),
+        (None, "", "is missing"),
+        (7, "", "must be an object"),
+        (TIMES | {"up_p5_s": -1.0}, "", "up_p5_s must be from 0"),
+        (TIMES | {"up_p5_s": "fast"}, ".up_p5_s", "must be a valid number"),
+        (TIMES | {"starts_settled": 1}, ".starts_settled", "must be a valid boolean"),
+        ({"up_p5_s": 0.1}, ".up_p50_s", "is missing"),
+        (TIMES | {"up_p5_s": 9.0}, "", "up_p50_s must be from up_p5_s"),
+        (TIMES | {"up_p5_s": None}, ".up_p5_s", "must be a valid number"),
     ],
 )
-def test_wrong_times_of_clock_changes_are_refused(transitions: object, message: str) -> None:
+def test_wrong_times_of_clock_changes_are_refused(
+    transitions: object, place: str, message: str
+) -> None:
     document = fresh_document() | {"transition_ms": None, "transitions": transitions}
-    with refuses("transitions", message):
+    with refuses(f"transitions{place}", message):
         plan_from_document(document)
 
 
@@ -144,17 +147,17 @@ def test_slowdown_factors_and_pipelines_that_run_alike_are_read_back() -> None:
 
 
 @pytest.mark.parametrize(
-    ("entry", "message"),
+    ("entry", "place", "message"),
     [
-        ([0, None], "must be [stage, kind or null, factor]"),
-        ([0, "fwd", 2.0], "must be [stage, kind or null, factor]"),
-        ([0, ["forward"], 2.0], "must be [stage, kind or null, factor]"),
-        ([2, None, 2.0], "must name a stage of the plan"),
-        ([0, None, 1e6], "must be a factor from 0.01 to 100, not 1e+06"),
+        ([0, None], "[2]", "is missing"),
+        ([0, "fwd", 2.0], "[1]", "must be 'forward', 'backward'"),
+        ([0, ["forward"], 2.0], "[1]", "must be 'forward', 'backward'"),
+        ([2, None, 2.0], "", "must name a stage of the plan"),
+        ([0, None, 1e6], "", "must be a factor from 0.01 to 100, not 1e+06"),
     ],
 )
-def test_wrong_slowdown_factors_are_refused(entry: object, message: str) -> None:
-    with refuses("slowdowns[0]", message):
+def test_wrong_slowdown_factors_are_refused(entry: object, place: str, message: str) -> None:
+    with refuses(f"slowdowns[0]{place}", message):
         plan_from_document(fresh_document() | {"slowdowns": [entry]})
 
 
@@ -253,7 +256,7 @@ def test_a_plan_of_chunks_says_where_they_stand_in_the_model() -> None:
         (("num_microbatches",), True, "num_microbatches"),
         (("num_microbatches",), -1, "num_microbatches"),
         (("blocking_power_w",), 5.0, "blocking_power_w"),
-        (("blocking_power_w", 1), -5.0, "blocking_power_w"),
+        (("blocking_power_w", 1), -5.0, "blocking_power_w[1]"),
         (("iteration_time_s",), math.nan, "iteration_time_s"),
         (("iteration_time_s",), 0, "iteration_time_s"),
         (("energy_j",), math.inf, "energy_j"),
@@ -263,15 +266,15 @@ def test_a_plan_of_chunks_says_where_they_stand_in_the_model() -> None:
         (("lower_bound_j",), 0.0, "lower_bound_j"),
         (("stages", 1), "forward", "stages[1]"),
         (("stages", 1, 2), None, "stages[1][2]"),
-        (("stages", 1, 2), ["forward", 1], "stages[1][2]"),
+        (("stages", 1, 2), ["forward", 1], "stages[1][2][2]"),
         (("stages", 1, 2), ["forward", 1, 1410, 0, 0], "stages[1][2]"),
-        (("stages", 1, 2, 0), "sideways", "stages[1][2]"),
-        (("stages", 1, 2, 1), -1, "stages[1][2]"),
-        (("stages", 1, 2, 2), 1410.5, "stages[1][2]"),
+        (("stages", 1, 2, 0), "sideways", "stages[1][2][0]"),
+        (("stages", 1, 2, 1), True, "stages[1][2][1]"),
+        (("stages", 1, 2, 2), 1410.5, "stages[1][2][2]"),
         (("virtual_stages",), None, "virtual_stages"),
         (("virtual_stages",), [[0], 1], "virtual_stages[1]"),
-        (("virtual_stages",), [[0], [-1]], "virtual_stages[1]"),
-        (("weight_versions",), [2, -1], "weight_versions"),
+        (("virtual_stages",), [[0], [-1]], "virtual_stages[1][0]"),
+        (("weight_versions",), [2, -1], "weight_versions[1]"),
     ],
 )
 def test_a_wrong_value_is_refused_with_its_place(

@@ -98,15 +98,6 @@ def test_one_move_on_a_stage_that_is_all_critical(
     assert tuple(clocks[choice] for choice in assignment) == (after_mhz or before_mhz)
 
 
-def test_balanced_looks_for_the_lowest_clock_among_units_that_can_be_raised() -> None:
-    """Forward stops at 200 MHz: the lowest clock of the path, and no way up from it."""
-    stage = {F: [(200, 1.0, 1.0), (100, 2.0, 1.0)], B: HUNDREDS}
-    model = model_of(profile_of([stage]), 1)
-    assignment = [0, 2]  # F0 at its highest, 200 MHz; B0 at 300 MHz
-    assert RECONFIGURATIONS[Reconfigure.BALANCED](model, assignment, (0, 1), 100)
-    assert assignment == [0, 1]
-
-
 def test_default_raises_nothing() -> None:
     model = model_of(profile_of([{F: HUNDREDS, B: HUNDREDS}]), 2)
     assert reconfigure(model, [4, 3, 2, 1], Reconfigure.DEFAULT, 30) == [4, 3, 2, 1]
@@ -230,22 +221,6 @@ def test_a_wait_is_long_beyond_four_times_a_receive_that_waits_for_nothing(
     assert path[0] == node_of(model, 0, F, 0)
     sooner = measured_critical_path(model.dag, measured, threshold_scale=1.0)
     assert (sooner[-2] == node_of(model, 1, B, 1)) is (wait_s > 0.01)
-
-
-def test_a_light_last_stage_which_always_waits_sets_no_threshold() -> None:
-    """Stage 1 of three is the heavy one; four times stage 2's least wait would hide every wait."""
-    heavy = [(200, 8.0, 1.0), (100, 16.0, 1.0)]
-    light = [(200, 1.0, 1.0), (100, 2.0, 1.0)]
-    stages = [dict.fromkeys((F, B), points) for points in (light, heavy, light)]
-    model = model_of(profile_of(stages), 3)
-    measured = measured_on_paper(model, model.baseline())
-    assert all(
-        received_s >= 6
-        for node, received_s in enumerate(measured.received_s)
-        if model.dag.stage[node] == 2 and receives_from_neighbour(model.dag, node)
-    )
-    simulated = simulate(model, model.baseline())
-    assert measured_critical_path(model.dag, measured) == list(simulated.critical_path)
 
 
 @given(assigned_any_models())

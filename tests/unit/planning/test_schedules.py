@@ -238,15 +238,6 @@ def dag_of(
     )
 
 
-def test_a_whole_backward_waits_for_the_next_stage_and_for_its_own_order() -> None:
-    dag = dag_of([(F, 0), (B, 0)], [(F, 0), (B, 0)])
-    assert dag.stage == (0, 0, 1, 1)
-    assert dag.order_predecessor == (NONE, 0, NONE, 2)
-    assert dag.data_predecessor == (NONE, 3, 0, 2)
-    assert [dag.predecessors(node) for node in range(4)] == [(), (0, 3), (0,), (2, 2)]
-    assert dag.topological_order == (0, 2, 3, 1)
-
-
 SPLIT: list[Unit] = [(F, 0), (I, 0), (W, 0)]
 WHOLE: list[Unit] = [(F, 0), (B, 0)]
 TWO_CHUNKS: list[Unit] = [(F, 0, 0), (F, 0, 1), (B, 0, 1), (B, 0, 0)]

@@ -43,25 +43,6 @@ def test_two_stages_and_two_microbatches_run_as_on_paper() -> None:
     assert simulation.bubble_fraction == pytest.approx(1 / 3, abs=1e-15)
 
 
-def test_a_slow_middle_stage_sets_the_pace() -> None:
-    """Stage 1 takes 4 + 4 s for each of 3 microbatches, and waits 1 s for the first, F0.
-
-    Stage 2 adds 1 + 1 s between the first F and B of stage 1; stage 0 adds its last B.
-    Stage 1: F0 1-5, F1 5-9, B0 9-13, F2 13-17, B1 17-21, B2 21-25; stage 0: B2 25-26.
-    """
-    fast = {F: [(2, 1.0, 1.0), (1, 9.0, 1.0)], B: [(2, 1.0, 1.0), (1, 9.0, 1.0)]}
-    slow = {F: [(2, 4.0, 1.0), (1, 9.0, 1.0)], B: [(2, 4.0, 1.0), (1, 9.0, 1.0)]}
-    model = model_of(profile_of([fast, slow, fast]), 3)
-    simulation = simulate(model, model.baseline())
-    assert simulation.iteration_time_s == 26
-    on_path = [
-        (model.dag.stage[n], *model.dag.instruction[n][:2]) for n in simulation.critical_path
-    ]
-    assert on_path == [
-        (0, F, 0), (1, F, 0), (1, F, 1), (1, B, 0), (1, F, 2), (1, B, 1), (1, B, 2), (0, B, 2),
-    ]  # fmt: skip
-
-
 def test_a_split_backward_holds_its_activation_until_the_weight_part() -> None:
     """F0 I0 F1 W0 I1 W1: microbatch 0 is still held when F1 starts."""
     units = [(F, 0), (I, 0), (F, 1), (W, 0), (I, 1), (W, 1)]

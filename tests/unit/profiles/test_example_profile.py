@@ -60,13 +60,10 @@ def test_the_shipped_csv_is_generated_from_its_coefficients_byte_for_byte(tmp_pa
     assert output.read_bytes() == example_profile_path().read_bytes()
 
 
-@pytest.mark.parametrize(
-    ("old", "new"), [("step_mhz = 15", "step_mhz = "), ("knee_mhz", "knee"), ('"forward"', '"fwd"')]
-)
-def test_coefficients_that_cannot_be_used_are_refused(old: str, new: str, tmp_path: Path) -> None:
+def test_coefficients_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
     text = COEFFICIENTS.read_text(encoding="utf-8")
     output = tmp_path / "example.csv"
-    output.with_suffix(".toml").write_text(text.replace(old, new), encoding="utf-8")
+    output.with_suffix(".toml").write_text(text.replace("knee_mhz", "knee"), encoding="utf-8")
     refused = fit("--output", output)
     assert refused.returncode == 2
     assert re.fullmatch(r"the coefficients cannot be used: .*\n", refused.stderr)

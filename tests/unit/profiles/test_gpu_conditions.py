@@ -70,7 +70,7 @@ def test_a_text_that_is_none_is_refused_with_its_line(text: str, fault: str) -> 
 
 
 def test_a_limit_that_is_rounded_is_the_same_and_what_is_unknown_has_not_changed() -> None:
-    rounded = replace(H100, power_limit_w=699.9, ecc=None)
+    rounded = replace(H100, power_limit_w=699.9, memory_clock_mhz=2618, ecc=None)
     assert changes(H100, rounded) == changes(rounded, H100) == ()
     assert changes(GpuConditions(), H100) == ()
 
@@ -88,7 +88,9 @@ def test_changes_say_both_values_and_whether_times_depend_on_them() -> None:
 
 def test_common_conditions_are_those_that_all_share() -> None:
     capped = replace(H100, power_limit_w=500.0)
-    assert common_conditions([H100, capped]) == replace(H100, power_limit_w=None)
+    assert common_conditions([H100, capped]) == common_conditions([capped, H100]) == capped
+    other = replace(H100, default_power_limit_w=650.0, ecc=False)
+    assert common_conditions([H100, other]) == replace(H100, default_power_limit_w=None, ecc=None)
     assert common_conditions([H100, replace(H100, power_limit_w=700.1)]) == H100
     assert common_conditions([H100, None]) is None
     assert common_conditions([]) is None

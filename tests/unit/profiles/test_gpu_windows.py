@@ -43,6 +43,9 @@ def test_a_name_before_the_hyphen_means_the_only_variant_or_lists_them(tmp_path:
         load_gpu_window("H100")
     variants = "h100-nvl, h100-pcie, h100-sxm"
     assert str(raised.value) == f"GPU 'H100' may be {variants}; name one of them"
+    with pytest.raises(GpuTableError, match="may be rtx-pro-6000, rtx3090, rtx4090, rtx5090; "):
+        load_gpu_window("rtx")
+    assert load_gpu_window("rtx-pro").name == "rtx-pro-6000"
     (tmp_path / "x9-sxm.toml").write_text(NEW_GPU, encoding="utf-8")
     assert load_gpu_window("x9", folder=tmp_path).name == "x9-sxm"
     # A file of that very name counts before its variants.
@@ -56,11 +59,6 @@ def test_which_gpus_come_in_nodes_of_how_many() -> None:
         *("a100", "a800", "b200", "b300", "h100-sxm", "h200", "h800-sxm"),
     }
     assert {name for name, num in in_node.items() if num == 4} == {"gb200", "gb300"}
-
-
-def test_shipped_windows_have_the_steps_of_their_sources() -> None:
-    for shipped in map(load_gpu_window, gpu_names()):
-        assert (shipped.granularity_mhz, shipped.reconfigure_granularity_mhz) == (90, 30)
 
 
 def test_a_gpu_of_ones_own_is_a_file_in_a_folder_or_anywhere(tmp_path: Path) -> None:

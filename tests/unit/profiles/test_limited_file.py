@@ -28,12 +28,3 @@ def test_devices_pipes_and_folders_are_refused_at_once(tmp_path: Path) -> None:
             read_bytes(path)
     with pytest.raises(IsADirectoryError):
         read_bytes(tmp_path)
-
-
-def test_text_is_utf_8(tmp_path: Path) -> None:
-    file = tmp_path / "text"
-    file.write_text("1 µs", encoding="utf-8")
-    assert read_text(file) == "1 µs"
-    file.write_bytes(b"\xff")
-    with pytest.raises(UnicodeDecodeError):
-        read_text(file)

@@ -64,6 +64,23 @@ def test_kinds_of_very_different_power_are_divided_equally_and_planned_right() -
     assert plan_excess_percent(truth, last, drift) <= 1
 
 
+def test_clocks_that_a_power_limit_holds_down_are_found_and_planned_as_they_run() -> None:
+    """Forwards run as at 1335 MHz above that, backwards as at 1260 MHz."""
+    usual = a100_truth(24, stages=(0, 1, 6, 7))
+    held_mhz = {InstructionKind.FORWARD: 1335, InstructionKind.BACKWARD: 1260}
+
+    def held(key: tuple[int, InstructionKind], point: OperatingPoint) -> OperatingPoint:
+        at = usual.profile.at(*key, min(point.frequency_mhz, held_mhz[key[1]]))
+        return replace(at, frequency_mhz=point.frequency_mhz)
+
+    truth = replace(usual, profile=changed_points(usual.profile, held))
+    last = finished(truth, seed=2)
+    errors = found_errors(truth, last.result)
+    assert errors.time_percent <= 2
+    assert errors.energy_percent <= 3
+    assert plan_excess_percent(truth, last) <= 1
+
+
 def test_the_cap_holds_where_times_grow_as_fast_as_clocks_fall() -> None:
     points = {
         (stage, kind): tuple(

@@ -65,13 +65,13 @@ def test_a_cycle_that_does_not_fit_is_refused(cycle_mhz: CycleClocks, field: str
 @pytest.mark.parametrize(
     ("path", "value", "field"),
     [
-        (("policy",), "frontier", "baseline"),
+        (("policy",), "frontier", "energy_j"),
         (("schedule",), 1, "schedule"),
         (("num_microbatches",), True, "num_microbatches"),
         (("iteration_time_s",), 0, "iteration_time_s"),
-        (("stages", 0, 1), ["forward"], "stages[0][1]"),
+        (("stages", 0, 1), ["forward"], "stages[0][1][1]"),
         (("stages", 0), "forward", "stages[0]"),
-        (("rows_mhz", 1, 0), [1410, -1], "rows_mhz[1][0]"),
+        (("rows_mhz", 1, 0), [1410, -1], "rows_mhz[1][0][1]"),
         (("rows_mhz", 1, 0), [1410], "cycle_mhz[0]"),
         (("cycle",), [], "cycle_mhz"),
         (("cycle", 1), [0], "cycle[1]"),

@@ -16,7 +16,7 @@ from tests.planner.use_cases import put_profile, register_job
 from tests.planner.working_ranks import Lengths, WorkingRanks, WorkingStep
 
 from flyball_pipeline.retiming import MAX_INSTRUCTIONS
-from flyball_pipeline.work import WorkCoefficients, step_work
+from flyball_pipeline.work import WorkCoefficients, has_lengths_outside, step_work
 from flyball_profiles.stage_profile import StageProfile
 from flyball_profiles.stage_profile_csv import parse_stage_profile
 from flyball_server.jobs.errors import UnrecordedRunsError
@@ -27,23 +27,22 @@ from flyball_server.jobs.findings.work_drift import WorkDriftReconciler, with_dr
 from flyball_server.jobs.loop_state import JobLoopState, PlanningInputs, StageSlowdown, WorkModel
 from flyball_server.jobs.measurements.announced_work import (
     following,
-    has_other_lengths,
-    is_of_few_lengths,
+    known_lengths,
     no_step_plans,
 )
 from flyball_server.jobs.measurements.step_reading import read_fold
 from flyball_server.jobs.measurements.timed_steps import MOST_TIMED_STEPS
 from flyball_server.jobs.reconcile.expiry import ExpiryReconciler
 from flyball_server.jobs.reconcile.plans import PlanReconciler
-from flyball_server.jobs.records import StepDetail, StepRecord
 from flyball_server.jobs.registry.inspection import get_job, get_plan, notes, require_job
 from flyball_server.jobs.registry.registration import leave_rank
 from flyball_server.jobs.savings.comparisons import start_comparison
 from flyball_server.jobs.savings.savings import savings_of
 from flyball_server.jobs.services import JobServices
+from flyball_server.jobs.step_records import StepDetail, StepRecord
 from flyball_server.jobs.versions import rank_plans
 from flyball_server.prometheus.job_families import job_families
-from flyball_server.views import own_plans
+from flyball_server.views import job_reading
 from flyball_server.views.job_figures import SharedReading
 from flyball_server.views.job_reading import JobReading
 from flyball_server.views.recorded_runs import get_recorded_runs
@@ -86,7 +85,7 @@ def job(services: JobServices, changes: dict[str, Any] | None = None, **ranks: A
     spec = {
         "num_stages": NUM_STAGES,
         "num_microbatches": NUM_MICROBATCHES,
-        "num_ranks": NUM_STAGES * NUM_PIPELINES,
+        "num_ranks": NUM_STAGES * ranks.get("num_pipelines", NUM_PIPELINES),
         "effort": "low",
         "reserve": 0.0,
         "transition_ms": None if "gpu" in (changes or {}) else 0.0,  # given: at once
@@ -272,7 +271,7 @@ def test_parts_too_large_for_ranks_keep_the_highest_clocks_with_one_note(
     services: JobServices, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rank_plans, "MAX_PART_BYTES", 6000)
-    working = job(services, error=0.01)
+    working = job(services, error=0.01, num_pipelines=1)
     assert measured(working) == 2
     assert working.parts[0].pipeline is None
     assert get_plan(services, "job", 2).plan.policy == "baseline"
@@ -287,7 +286,7 @@ def test_a_part_without_its_pipeline_has_the_highest_clocks(
     services: JobServices, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A later plan may take more bytes than the one that was looked at."""
-    working = job(services, error=0.01)
+    working = job(services, error=0.01, num_pipelines=1)
     measured(working)
     monkeypatch.setattr(rank_plans, "MAX_PART_BYTES", 6000)
     record, state = get_plan(services, "job", 2), loop_state(services)
@@ -424,7 +423,7 @@ def test_a_job_that_ends_to_announce_follows_one_plan_again(services: JobService
 def test_a_job_that_ends_to_announce_in_a_version_says_so_and_may_begin_again(
     services: JobServices,
 ) -> None:
-    working = job(services, error=0.01)
+    working = job(services, error=0.01, num_pipelines=1)
     measured(working)
     measured(working, 17)
     version = working.newest
@@ -451,9 +450,31 @@ def test_a_job_that_ends_to_announce_in_a_version_says_so_and_may_begin_again(
     assert notes(services, get_job(services, "job")) == ()
 
 
+def test_a_pipeline_that_ends_to_announce_ends_it_for_the_job(services: JobServices) -> None:
+    """Steps have plans where all pipelines announce, so without its work all run as planned."""
+    working = job(services, error=0.01)
+    measured(working)
+    measured(working, 17)
+    version = working.newest
+    working.silent = {2}
+    working.run(NUM_SILENT_STEPS - 1)
+    reconciled(services)
+    assert working.newest == version
+    working.run(1)
+    reconciled(services)
+    assert working.take() == version + 1
+    assert work_of(services) == WorkModel(problem=NOT_ANNOUNCED, num_before=1)
+    # It begins again with all of them.
+    measured(working, 80)
+    assert working.newest == version + 1
+    working.silent = ()
+    measured(working, 4)
+    assert working.newest == version + 2
+
+
 def test_a_job_that_ends_to_announce_often_waits_longer_to_begin(services: JobServices) -> None:
     """After two models 16 steps of a version are 64."""
-    working = job(services, {"num_ranks": 2}, num_pipelines=1, announced=lambda _: None)
+    working = job(services, num_pipelines=1, announced=lambda _: None)
     measured(working)
     measured(working, 17)
     version, begun = working.newest, get_plan(services, "job", working.newest).first_step
@@ -473,7 +494,7 @@ def test_a_job_that_ends_to_announce_often_waits_longer_to_begin(services: JobSe
 def test_a_single_step_of_absurd_number_begins_nothing(
     services: JobServices, has_version: bool
 ) -> None:
-    working = job(services, announced=lambda _: None)
+    working = job(services, announced=lambda _: None, num_pipelines=1)
     measured(working)
     version, far = working.newest, 10**12
     record = StepRecord(
@@ -625,9 +646,9 @@ def test_the_newest_steps_own_plan_is_shown(
     assert shown.predicted_saved_j == 6.0
     clocks = f"{shown.lowest_mhz} to {shown.highest_mhz} MHz"
     assert shown.text == f"step {shown.step}: 10 % slack, {clocks}"
-    monkeypatch.setattr(own_plans, "_MOST_RANKS", 4)
+    monkeypatch.setattr(job_reading, "_MOST_RANKS", 4)
     with services.store.reading() as reader:
-        part = own_plans.newest_own_plan(reader, "job", shown.step)
+        part = job_reading.newest_own_plan(reader, "job", shown.step)
     assert part is not None
     assert (part.num_ranks, part.predicted_saved_j) == (4, 4.0)
     assert part.text.startswith(f"step {shown.step}, first 4 ranks: 10 % slack")
@@ -721,9 +742,13 @@ def test_factors_of_equal_lengths_are_measured_anew_for_other_ones(services: Job
     first = work_of(services)
     assert first is not None
     assert first.lengths_range == (1000.0, 1000.0)
-    version = working.newest
+    version, part = working.newest, working.parts[0].pipeline
+    assert part is not None
+    assert part.lengths_range == pytest.approx((1000 / 1.5, 1500))
+    assert [step.clocks_mhz for step in working.run(1)] != [{1400}]
+    # Until the next version they run at the highest clocks, and not at what a wrong slope says.
     working.draw = lengths_of
-    working.run(1)
+    assert [step.clocks_mhz for step in working.run(2)] == [{1400}] * 2
     reconciled(services)
     assert working.take() == version + 1
     assert [step.clocks_mhz for step in working.run(2)] == [{1400}] * 2
@@ -737,12 +762,15 @@ def test_factors_of_equal_lengths_are_measured_anew_for_other_ones(services: Job
 
 def test_lengths_far_outside_a_narrow_range_are_other_ones() -> None:
     narrow = WorkModel(**vars(MODEL) | {"lengths_range": (1000.0, 1400.0)})
-    assert is_of_few_lengths(narrow)
-    assert not is_of_few_lengths(MODEL)  # of factors alone
-    assert not is_of_few_lengths(replace(narrow, lengths_range=(1000.0, 1600.0)))
+    known = known_lengths(narrow)
+    assert known == pytest.approx((1000 / 1.5, 2100.0))
+    assert known_lengths(MODEL) is None  # of factors alone
+    assert known_lengths(replace(narrow, lengths_range=(1000.0, 1600.0))) is None
     inside = [step_work([[1500.0], [700.0]]), step_work([3.0])]
-    assert [has_other_lengths(narrow, each) for each in inside] == [False, False]
-    assert has_other_lengths(narrow, step_work([[1200.0], [2200.0]]))
-    assert has_other_lengths(narrow, step_work([[600.0]]))
+    assert [has_lengths_outside(each, known) for each in inside] == [False, False]
+    assert has_lengths_outside(step_work([[1200.0], [2200.0]]), known)
+    assert has_lengths_outside(step_work([[600.0]]), known)
+    assert not has_lengths_outside(step_work([[600.0]]), None)
     # A second time takes more.
-    assert not has_other_lengths(replace(narrow, num_before=1), step_work([[600.0], [3000.0]]))
+    later = known_lengths(replace(narrow, num_before=1))
+    assert not has_lengths_outside(step_work([[600.0], [3000.0]]), later)

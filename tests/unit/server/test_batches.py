@@ -36,9 +36,9 @@ from flyball_server.jobs.measurements.measurements import (
     list_steps,
     store_together,
 )
-from flyball_server.jobs.records import StepDetail
 from flyball_server.jobs.registry.inspection import get_job
 from flyball_server.jobs.registry.registration import register_together
+from flyball_server.jobs.step_records import StepDetail
 from flyball_server.jobs.versions.plan_versions import HeldVersion, acknowledge_together
 from flyball_server.jobs.versions.rank_plans import PlanQuestion, RankPlans
 from flyball_server.kit.batcher import Batcher
@@ -274,6 +274,31 @@ def test_of_steps_with_many_instructions_only_the_newest_of_each_rank_are_kept(
             post_instructions(services, rank, steps, num_instructions)
     newest = list(range(num_steps - num_kept, num_steps))
     assert kept_steps(services, 0) == kept_steps(services, 1) == newest
+
+
+def test_steps_of_absurd_numbers_drop_no_others(
+    services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measurements, "KEPT_INSTRUCTIONS", 0)
+    absurd = [10**12, 10**9, 10**15]
+    for first, far in enumerate([10, *absurd]):
+        for rank in (0, 1):
+            post_instructions(services, rank, range(20 * first, 20 * first + 20), 4)
+        post_instructions(services, 1, range(far, far + 1), 4)
+    assert kept_steps(services, 0) == list(range(80 - FEWEST_KEPT_STEPS, 80))
+    assert kept_steps(services, 1) == [*range(80 - FEWEST_KEPT_STEPS, 80), *sorted(absurd)]
+    # A run that goes on far from where it was drops what is older, as soon as it is not alone.
+    post_instructions(services, 0, range(10_000, 10_002), 4)
+    assert kept_steps(services, 0) == [10_000, 10_001]
+
+
+def test_steps_that_are_far_from_each_other_are_bounded_too(
+    services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measurements, "KEPT_INSTRUCTIONS", 0)
+    for step in range(0, 5000, 100):
+        post_instructions(services, 0, range(step, step + 1), 4)
+    assert len(kept_steps(services, 0)) <= 9
 
 
 @pytest.mark.parametrize(

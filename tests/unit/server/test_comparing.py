@@ -19,11 +19,11 @@ from tests.planner.samples import (
 from tests.planner.use_cases import change_target, put_profile, register_job
 
 from flyball_server.jobs.errors import JobIsOverError, NoRanksPresentError, UnknownJobError
-from flyball_server.jobs.findings.comparisons import ComparisonReconciler
 from flyball_server.jobs.reconcile.plans import PlanReconciler
 from flyball_server.jobs.records import PlanRecord
 from flyball_server.jobs.registry.inspection import newest_plan, require_job
 from flyball_server.jobs.savings.comparisons import (
+    ComparisonReconciler,
     comparison_cycle,
     delete_comparison,
     get_comparison,

@@ -22,7 +22,7 @@ from flyball_server.jobs.conditions import reconciler
 from flyball_server.jobs.conditions.changes import (
     ProfiledConditions,
     changed_ranks,
-    with_conditions,
+    stage_conditions,
 )
 from flyball_server.jobs.conditions.reconciler import (
     SETTLE_S,
@@ -377,17 +377,29 @@ def test_a_measured_profile_is_of_what_all_ranks_of_a_stage_have_in_common() -> 
         rank_record(1, conditions=H100),
         rank_record(2, stage=1, conditions=CAPPED),
     ]
-    found = with_conditions(two_stages(), ranks).conditions
-    assert found == (H100, replace(H100, power_limit_w=None))
+    assert stage_conditions(ranks, 2) == (H100, CAPPED), "the lowest limit of stage 1"
     ranks.append(rank_record(3, stage=0))
-    assert with_conditions(two_stages(), ranks).conditions[0] is None
+    assert stage_conditions(ranks, 2)[0] is None
 
 
-def test_the_power_of_a_stage_is_that_of_one_gpu_while_it_computes() -> None:
-    profile = replace(under(H100), num_ranks_per_stage=(1, 2))
-    found = ProfiledConditions.of(profile)
-    assert found is not None
-    assert found.power_w == pytest.approx((1400**2 / 6e3, 1400**2 / 12e3))
+def test_of_the_limits_of_a_stage_the_lowest_counts() -> None:
+    """Its slowest GPU decides when an iteration ends."""
+    profiled = ProfiledConditions.of(under(CAPPED))
+    assert profiled is not None
+
+    def changed(*limits_w: float | None) -> list[str]:
+        ranks = [
+            rank_record(number, stage=0, conditions=replace(H100, power_limit_w=limit_w))
+            for number, limit_w in enumerate(limits_w)
+        ]
+        return [str(one) for one in changed_ranks(profiled, ranks) if one.is_of_work]
+
+    of = " W (profiled: 330 W)"
+    assert changed(330.0, 700.0) == changed(330.0, 331.0) == []
+    assert changed(700.0, 400.0) == [f"rank 1: power limit 400{of}"]
+    assert changed(700.0, 700.0) == [f"ranks 0 and 1: power limit 700{of}"]
+    assert changed(200.0, 330.0) == [f"rank 0: power limit 200{of}"]
+    assert changed(700.0, None) == [], "it may be the lowest"
 
 
 def test_ranks_that_have_left_do_not_count() -> None:

@@ -15,7 +15,6 @@ from flyball_server.jobs.savings.intervals import (
     combined,
     quantile_of_t,
     ratio_of,
-    scaled,
 )
 from flyball_wire.closed_loop import Estimate
 
@@ -187,10 +186,3 @@ def test_what_has_no_error_makes_no_interval_and_nothing_is_a_share_of_nothing()
     ratio = ratio_of(known(9, 1.0), known(10, None, 0))
     assert ratio == Estimate(mean=0.9, low=None, high=None, num_steps=20)
     assert ratio_of(known(9, 1.0), known(0, 1.0)) is None
-
-
-def test_scaling_by_a_negative_factor_turns_an_interval_over() -> None:
-    ratio = Estimate(mean=0.9, low=0.88, high=0.93, num_steps=5)
-    saving = scaled(ratio, -100, 100)
-    assert saving.mean == pytest.approx(10)
-    assert (saving.low, saving.high) == pytest.approx((7, 12))

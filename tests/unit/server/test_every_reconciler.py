@@ -15,9 +15,9 @@ from tests.unit.planning.tiny_pipelines import EXPLICIT_SCHEDULE, any_contexts, 
 
 from flyball_server.jobs.errors import JobsError
 from flyball_server.jobs.reconcile import all_reconcilers
-from flyball_server.jobs.records import StepDetail
 from flyball_server.jobs.registry.inspection import get_job, get_plan
 from flyball_server.jobs.services import JobServices
+from flyball_server.jobs.step_records import StepDetail
 from flyball_server.jobs.versions.rank_plans import rank_instructions
 from flyball_server.planning.planner import make_plan_only
 from flyball_wire.messages import Adaptation, Profiling

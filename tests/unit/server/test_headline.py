@@ -23,9 +23,9 @@ from tests.planner.use_cases import register_job
 from flyball_profiles.stage_profile import EnergyScope
 from flyball_server.jobs.loop_state import GpuChange, PlanningInputs, RankSlowdown
 from flyball_server.jobs.measurements.step_pairs import StepKinds
-from flyball_server.jobs.records import StepTotals
 from flyball_server.jobs.savings.headline import headline_of
 from flyball_server.jobs.savings.savings import savings_of
+from flyball_server.jobs.step_records import StepTotals
 from flyball_server.views.job_figures import SharedReading
 from flyball_server.views.job_reading import JobReading
 from flyball_server.views.report import get_report

@@ -31,7 +31,7 @@ from flyball_server.jobs.lifecycle.job_life import LifeTimes, no_clocks_notes
 from flyball_server.jobs.measurements.measurements import list_steps
 from flyball_server.jobs.reconcile.expiry import ExpiryReconciler
 from flyball_server.jobs.reconcile.plans import PlanReconciler
-from flyball_server.jobs.records import RankRecord, StepDetail
+from flyball_server.jobs.records import RankRecord
 from flyball_server.jobs.registry import registration
 from flyball_server.jobs.registry.inspection import get_job, list_jobs, notes
 from flyball_server.jobs.registry.launch import Launch
@@ -42,6 +42,7 @@ from flyball_server.jobs.registry.registration import (
     register_together,
 )
 from flyball_server.jobs.services import JobServices
+from flyball_server.jobs.step_records import StepDetail
 from flyball_server.jobs.timetables import get_timetable, put_timetable
 from flyball_wire.closed_loop import Timetable, TimetableWindow
 from flyball_wire.messages import JobSpec, JobState

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from tests.planner.one_rank import register_rank, store_measurements
@@ -22,55 +21,12 @@ from tests.planner.use_cases import register_job
 
 from flyball_server.jobs.measurements import step_reading
 from flyball_server.jobs.measurements.step_reading import all_step_kinds, step_kinds
-from flyball_server.jobs.records import PlanRecord, StepTotals
+from flyball_server.jobs.records import PlanRecord
 from flyball_server.jobs.services import JobServices
 from flyball_server.views.report import get_report
 from flyball_wire.closed_loop import JobReport
 from flyball_wire.online_profiling import ProfilingResult, ProfilingState
 from flyball_wire.plans.plan import Plan, probe_of
-
-TOTALS = StepTotals(
-    step=3,
-    num_ranks=2,
-    lowest_version=1,
-    newest_version=1,
-    num_with_plan=2,
-    time_s=0.9,
-    energy_j=200.0,
-    num_unplanned=0,
-    num_clock_misses=0,
-    num_power_capped=0,
-    num_thermally_capped=0,
-)
-
-
-# ------------------------------------------------------------------ what a step is taken for
-
-
-@pytest.mark.parametrize(
-    ("changes", "is_mixed", "left_plan"),
-    [
-        ({}, False, False),
-        ({"newest_version": 2}, True, False),
-        ({"num_with_plan": 1}, True, False),
-        ({"lowest_version": None, "newest_version": None, "num_with_plan": 0}, False, False),
-        ({"num_unplanned": 1}, False, True),
-        ({"num_without_clocks": 1}, False, True),
-        # Clocks held down by power or heat belong to the plan.
-        ({"num_clock_misses": 3, "num_power_capped": 2}, False, True),
-        (
-            {"num_clock_misses": 3, "num_power_capped": 2, "num_thermally_capped": 1},
-            False,
-            False,
-        ),
-    ],
-)
-def test_a_step_of_several_versions_is_mixed_and_one_at_other_clocks_left_the_plan(
-    changes: dict[str, Any], is_mixed: bool, left_plan: bool
-) -> None:
-    step = TOTALS.evolve(**changes)
-    assert (step.is_mixed, step.left_plan) == (is_mixed, left_plan)
-
 
 # ------------------------------------------------------------------ which steps are baseline
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import AsyncIterator, Callable
 
 import pytest
@@ -202,23 +201,6 @@ async def test_closing_ends_all_at_once_even_while_it_is_looked(
     late = feed.follow("job", asyncio.Event())
     await late.first()  # it does not wait for ever
     assert late.state is None
-
-
-async def test_a_long_look_is_followed_by_a_longer_pause(
-    feed: Feed[str], subject: Subject, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A read of 25 ms takes a fifth of the time at the most."""
-    first_read = subject.read
-
-    def read_slowly() -> str:
-        time.sleep(0.025)
-        return first_read()
-
-    monkeypatch.setattr(subject, "read", read_slowly)
-    await followed(feed)
-    num_reads = subject.num_reads
-    await asyncio.sleep(0.25)
-    assert subject.num_reads <= num_reads + 3
 
 
 async def test_no_more_things_are_looked_at_at_once_than_may_be(waiters: JobWaiters) -> None:

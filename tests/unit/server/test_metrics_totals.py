@@ -23,11 +23,10 @@ from flyball_server.jobs.measurements.step_reading import (
     GIVE_UP_S,
     MOST_LATER,
     new_fold,
-    read_fold,
     read_settled,
 )
-from flyball_server.jobs.records import PlanRecord, StepRecord
-from flyball_server.jobs.savings.comparisons import num_measured_pairs
+from flyball_server.jobs.records import PlanRecord
+from flyball_server.jobs.step_records import StepRecord
 from flyball_server.jobs.store.contract import JobStore
 from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_server.planning.stragglers.slowed_pipelines import SlowedRequest, make_slowed_plan
@@ -70,21 +69,6 @@ def add_versions(store: JobStore, *records: PlanRecord) -> None:
         for record in records:
             writer.add_plan(record)
             writer.name_first_step("job", record.version, 0)
-
-
-def test_a_step_counts_once_when_all_ranks_have_posted_it(store: JobStore) -> None:
-    totals = new_fold(job_record())
-    post(store, *both([0]), step_record(1, 0), *both([2]))
-    for _ in range(2):
-        assert read(store, totals) == [1, 2]
-        assert totals.sums[StepClocks.DEFAULT].num_steps == 1
-    post(store, step_record(1, 1), *both([3]))
-    for _ in range(2):
-        assert read(store, totals) == []
-        counted = totals.sums[StepClocks.DEFAULT]
-        assert (counted.num_steps, counted.energy_j) == (4, 800.0)
-        assert counted.time_s == pytest.approx(3.6)
-    assert totals.num_incomplete == 0
 
 
 def test_a_step_that_one_rank_never_posts_is_given_up(store: JobStore) -> None:
@@ -157,28 +141,3 @@ def test_the_stages_of_a_plan_are_told_with_their_slowdowns(
     for other in (profile(forward_energy_j=31.0), profile(3), None):
         assert plan_facts(record, other).stages == facts.stages
     assert plan_facts(plan_record(plan=frequency_plan()), profile()).stages == ()
-
-
-ABBA = (False, True, True, False)
-
-
-def num_pairs(store: JobStore) -> int:
-    with store.reading() as reader:
-        return num_measured_pairs(read_fold(reader, job_record()), 1)
-
-
-def test_steps_of_a_comparison_count_in_pairs(store: JobStore) -> None:
-    with store.writing("job") as writer:
-        writer.add_plan(plan_record(1, baseline_cycle=ABBA))
-        writer.name_first_step("job", 1, 10)
-    counts = []
-    # A cycle has two pairs of a step of either kind; the first step of the version never counts.
-    for step in range(10, 19):
-        post(store, *both([step], plan_version=1))
-        counts.append(num_pairs(store))
-    assert counts == [0, 0, 0, 1, 1, 2, 2, 3, 3]
-    # A step that waits for a rank counts when that has come.
-    post(store, *both([19, 20], plan_version=1), step_record(21, 0, plan_version=1))
-    assert num_pairs(store) == 4
-    post(store, step_record(21, 1, plan_version=1))
-    assert num_pairs(store) == 5

@@ -10,8 +10,8 @@ from tests.planner.samples import CountingPlanner, Services, job_spec, profile, 
 from tests.planner.use_cases import put_profile, register_job
 
 from flyball_server.jobs.loop_state import JobLoopState, PlanningInputs, RankSlowdown
-from flyball_server.jobs.records import StepDetail
 from flyball_server.jobs.registry.inspection import get_job, list_plans
+from flyball_server.jobs.step_records import StepDetail
 from flyball_server.jobs.versions.plan_versions import margin_steps
 from flyball_wire.messages import MeasurementDetail, PlanVersion
 

@@ -35,16 +35,6 @@ def last_seen(services: JobServices) -> list[object]:
     return [rank.last_seen_at for rank in get_job(services, "job").ranks]
 
 
-def test_a_rank_that_has_called_was_seen_when_that_was_kept(services: JobServices) -> None:
-    heartbeats = Heartbeats()
-    heartbeats.note("job", (1,))
-    heartbeats.note("job", (1, 17))
-    heartbeats.note("nobody", (0,))
-    assert last_seen(services) == [MOMENT, MOMENT]
-    heartbeats.keep(services)
-    assert last_seen(services) == [MOMENT, LATER]
-
-
 def test_a_job_that_cannot_be_written_holds_up_no_other_and_is_told_the_next_time(
     services: JobServices,
 ) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from tests.planner.one_rank import acknowledge, register_rank, store_measurements
@@ -13,13 +15,21 @@ from tests.planner.use_cases import put_profile, register_job
 from tests.unit.profiling.emulated_training import EmulatedTraining, Truth
 
 from flyball_pipeline.instruction import InstructionKind
+from flyball_profiles.gpu_conditions import GpuConditions
 from flyball_profiles.stage_profile import EnergyScope, OperatingPoint, StageProfile
+from flyball_server.jobs.conditions.reconciler import SETTLE_S, ConditionsReconciler
 from flyball_server.jobs.errors import InvalidFieldError, RegistrationConflictError
 from flyball_server.jobs.probing import PATIENCE, PATIENCE_STEPS, probed_versions
 from flyball_server.jobs.reconcile.plans import PlanReconciler
 from flyball_server.jobs.reconcile.probes import ProbeReconciler
-from flyball_server.jobs.records import StepDetail, StepRecord
-from flyball_server.jobs.registry.inspection import get_job, get_profiling, list_plans, require_job
+from flyball_server.jobs.registry.inspection import (
+    get_job,
+    get_profiling,
+    list_plans,
+    notes,
+    require_job,
+)
+from flyball_server.jobs.step_records import StepDetail, StepRecord
 from flyball_server.jobs.versions import rank_plans
 from flyball_server.planning.scheduling import ScheduleContext, schedule_for
 from flyball_server.profiling.moves import Refused
@@ -54,11 +64,17 @@ def truth_profile() -> StageProfile:
 
 @dataclass(kw_only=True)
 class ProbedJob:
-    """A job of two ranks that do what their plans say, and the planner's reaction to it."""
+    """A job of two ranks that do what their plans say, and the planner's reaction to it.
+
+    Attributes:
+        readings: of clocks in each step, as the records count them.
+    """
 
     services: Services
     tells: bool = True
     silent_rank: int | None = None
+    conditions: GpuConditions | None = None
+    readings: Mapping[str, int] = field(default_factory=dict[str, int])
     step: int = 0
     _acknowledged: int = field(default=0, init=False)
 
@@ -78,8 +94,28 @@ class ProbedJob:
         for rank in (0, 1):
             register_rank(
                 self.services.jobs,
-                rank_record(rank, sm_clocks_mhz=CLOCKS_MHZ, energy_scope=EnergyScope.MODULE),
+                rank_record(
+                    rank,
+                    sm_clocks_mhz=CLOCKS_MHZ,
+                    energy_scope=EnergyScope.MODULE,
+                    conditions=self.conditions,
+                ),
             )
+
+    def change_conditions(self, conditions: GpuConditions, *ranks: int) -> float | None:
+        """Ranks post that their GPUs' conditions are others; the planner answers."""
+        with self.services.jobs.store.writing("job") as writer:
+            writer.note_conditions("job", dict.fromkeys(ranks, conditions))
+        return self.answer_conditions()
+
+    def answer_conditions(self) -> float | None:
+        wait_s = ConditionsReconciler()(self.services.jobs, "job")
+        self.reconcile()
+        return wait_s
+
+    def notes(self) -> list[str]:
+        found = notes(self.services.jobs, get_job(self.services.jobs, "job"))
+        return [line for line in found if "profiled: " in line]
 
     def reconcile(self) -> None:
         assert ProbeReconciler()(self.services.jobs, "job") is None
@@ -124,6 +160,7 @@ class ProbedJob:
                 plan_version=version.version,
                 time_s=measured.iteration_time_s,
                 energy_j=measured.energy_j,
+                **self.readings,
             )
             detail = StepDetail(
                 job_id="job",
@@ -256,6 +293,101 @@ def test_a_rank_that_falls_silent_ends_it(job: ProbedJob) -> None:
     assert "rank 1 reported no step while others ran" in (job.problem() or "")
     job.reconcile()
     assert_all_at_the_highest(job)
+
+
+@pytest.mark.parametrize(
+    ("readings", "state"),
+    [
+        ({"num_clock_misses": 2, "num_power_capped": 2}, JobState.PLANNED),
+        ({"num_clock_misses": 2, "num_power_capped": 1, "num_thermally_capped": 1}, "planned"),
+        ({"num_clock_misses": 2, "num_power_capped": 1}, JobState.PLANNING_FAILED),
+    ],
+)
+def test_steps_whose_clocks_power_or_heat_held_down_are_measured_as_they_are(
+    waiting_job: ProbedJob, readings: dict[str, int], state: str
+) -> None:
+    waiting_job.readings = readings
+    waiting_job.profile_to_the_end()
+    assert waiting_job.state() == state
+
+
+H100 = GpuConditions(power_limit_w=700.0, ecc=True)
+CAPPED = replace(H100, power_limit_w=330.0)
+
+
+@pytest.fixture
+def conditioned(waiting_job: ProbedJob) -> ProbedJob:
+    """The job on GPUs whose conditions are known, at its second version."""
+    waiting_job.conditions = H100
+    waiting_job.register_ranks()
+    waiting_job.reconcile()
+    waiting_job.run_newest_version()
+    waiting_job.reconcile()
+    return waiting_job
+
+
+def details_of(job: ProbedJob) -> list[MeasurementDetail]:
+    return [plan.measurement_detail for plan in list_plans(job.services.jobs, "job")]
+
+
+def test_a_job_whose_gpus_change_while_it_is_measured_is_measured_anew(
+    conditioned: ProbedJob, planner: CountingPlanner
+) -> None:
+    job = conditioned
+    assert job.answer_conditions() is None
+    assert job.state() == JobState.PROFILING
+    assert job.change_conditions(CAPPED, 0) == SETTLE_S
+    assert job.state() == JobState.AWAITING_PROFILE
+    probed, highest = MeasurementDetail.CLOCKS, MeasurementDetail.TOTALS
+    assert details_of(job) == [probed, probed, highest]
+    assert_all_at_the_highest(job)
+    until = "the highest clocks are kept until the job has been measured again"
+    assert job.notes() == [f"rank 0: power limit 330 W (profiled: 700 W); {until}"]
+    job.run_newest_version()
+    assert job.change_conditions(CAPPED, 1) == SETTLE_S, "rank 1 has read it later"
+    assert details_of(job) == [probed, probed, highest], "nothing is probed before it has held"
+    job.pass_time(timedelta(seconds=SETTLE_S))
+    assert job.answer_conditions() is None
+    assert details_of(job) == [probed, probed, highest, probed]
+    assert_all_at_the_highest(job)
+    assert job.notes() == []
+    job.conditions = CAPPED
+    job.profile_to_the_end()
+    assert job.state() == JobState.PLANNED
+    (request,) = planner.requests
+    assert request.profile.conditions == (CAPPED, CAPPED)
+
+
+def test_a_limit_that_is_restored_while_it_is_waited_for_begins_the_measurement_anew(
+    conditioned: ProbedJob,
+) -> None:
+    job = conditioned
+    job.change_conditions(CAPPED, 0, 1)
+    job.run_newest_version()
+    assert job.change_conditions(H100, 0, 1) is None
+    assert job.state() == JobState.PROFILING
+    assert job.notes() == []
+    assert_all_at_the_highest(job)
+    assert details_of(job)[-1] == MeasurementDetail.CLOCKS
+    assert job.answer_conditions() is None
+    assert get_profiling(job.services.jobs, "job").num_steps == 0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"memory_clock_mhz": 1593}, {"ecc": False}, {"power_profile": "max-q"}],
+)
+def test_what_is_first_read_under_load_is_compared_from_then_on(
+    conditioned: ProbedJob, change: dict[str, Any]
+) -> None:
+    job = conditioned
+    loaded = replace(H100, memory_clock_mhz=2619, power_profile="none")
+    assert job.change_conditions(loaded, 0, 1) is None
+    assert job.state() == JobState.PROFILING
+    assert job.change_conditions(replace(loaded, driver="590.1"), 0, 1) is None
+    assert job.state() == JobState.PROFILING, "noted only"
+    assert job.change_conditions(replace(loaded, **change), 1) == SETTLE_S
+    assert job.state() == JobState.AWAITING_PROFILE
 
 
 def test_a_run_that_starts_over_is_measured_from_the_highest_clocks_again(

@@ -8,11 +8,8 @@ import pytest
 from tests.planner.samples import job_record, rank_record, step_record
 
 from flyball_server.jobs.errors import IllegalMoveError, InvalidFieldError
-from flyball_server.jobs.records import (
-    RankRecord,
-    StepDetail,
-    StepRecord,
-)
+from flyball_server.jobs.records import RankRecord
+from flyball_server.jobs.step_records import StepDetail, StepRecord
 from flyball_wire.messages import MAX_RANKS, MAX_STAGES, JobState
 
 DETAIL = StepDetail(job_id="job", rank=0, step=1)

@@ -8,10 +8,9 @@ from collections.abc import Iterable
 import pytest
 from tests.planner.folds import fold_of, steps
 
-from flyball_server.jobs.measurements.step_fold import version_fold
 from flyball_server.jobs.measurements.step_pairs import StepKinds, WorkAtHighest
-from flyball_server.jobs.records import StepTotals
 from flyball_server.jobs.savings.savings import JobSavings, savings_of
+from flyball_server.jobs.step_records import StepTotals
 from flyball_wire.closed_loop import BaselineOrigin, MeasuredSavings
 
 PLAIN = StepKinds()
@@ -285,16 +284,6 @@ def test_an_interleaved_version_without_a_whole_pair_looks_for_another_baseline(
     kinds = StepKinds(first_step=20, baseline_cycle=ABBA)
     measured = [*default_steps(range(20)), *steps(range(20, 22), 1)]
     assert only(fold(measured, v1=kinds)).baseline == "apart"
-
-
-def test_what_was_saved_so_far_can_be_asked_for_after_each_step() -> None:
-    kinds = StepKinds(baseline_cycle=ABBA)
-    measured = interleaved(kinds, range(1, 60), random.Random(3))
-    often = fold_of({}, [])
-    often.know(2, version_fold(kinds))
-    for number, step in enumerate(measured, start=1):
-        often.add(step)
-        assert savings_of(often) == fold(measured[:number], v2=kinds)
 
 
 # ------------------------------------------------------------------ sums

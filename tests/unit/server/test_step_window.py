@@ -7,9 +7,9 @@ from tests.planner.samples import CountingPlanner, Services, job_record, job_spe
 from tests.planner.samples import step_record as measured
 
 from flyball_server.jobs.measurements.pruning import most_steps
-from flyball_server.jobs.records import StepRecord
 from flyball_server.jobs.registry.inspection import require_job
 from flyball_server.jobs.services import JobServices
+from flyball_server.jobs.step_records import StepRecord
 from flyball_server.views import stage_steps
 from flyball_server.views.stage_steps import (
     RENEWAL_S,

@@ -26,7 +26,8 @@ from flyball_server.jobs.findings.step_ratios import (
     stage_work,
 )
 from flyball_server.jobs.loop_state import RankSlowdown, WorkModel
-from flyball_server.jobs.records import RankRecord, StepDetail
+from flyball_server.jobs.records import RankRecord
+from flyball_server.jobs.step_records import StepDetail
 from flyball_server.planning.model.simulator import simulate
 from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_wire.plan_options import Effort, PlanOptions, Policy
@@ -211,8 +212,9 @@ def log_normal(rng: random.Random, scatter: float) -> float:
     return math.exp(rng.gauss(-scatter * scatter / 2, scatter))
 
 
-@pytest.mark.parametrize(("num_pipelines", "num_steps"), [(4, 500), (24, 100)])
-@pytest.mark.parametrize("scatter", [0.05, 0.2, 0.5])
+@pytest.mark.parametrize(
+    ("num_pipelines", "num_steps", "scatter"), [(4, 300, 0.05), (24, 80, 0.2), (4, 300, 0.5)]
+)
 def test_equal_ranks_whose_steps_differ_are_no_stragglers(
     num_pipelines: int, num_steps: int, scatter: float
 ) -> None:
@@ -230,7 +232,7 @@ def test_a_slow_rank_is_found_among_steps_that_differ_and_forgotten_when_it_is_n
     scatter: float, slowdown: float, most_steps: int
 ) -> None:
     ranks = [a_rank(number, 0, number) for number in range(12)]
-    for seed in range(3):
+    for seed in range(2):
         rng = random.Random(seed)
 
         def factor(rank: int, step: int, kind: str, rng: random.Random = rng) -> float:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
-
 import pytest
 from tests.planner.one_rank import register_rank
 from tests.planner.running import NUM_MICROBATCHES, Running, two_stages
@@ -17,94 +14,21 @@ from flyball_server.jobs.findings.announcements import (
     list_stragglers,
     withdraw_straggler,
 )
-from flyball_server.jobs.findings.stragglers import StragglerReconciler
 from flyball_server.jobs.reconcile import plans
-from flyball_server.jobs.reconcile.plans import LEAST_GAIN, PlanReconciler
+from flyball_server.jobs.reconcile.plans import PlanReconciler
 from flyball_server.jobs.registry.inspection import get_job, get_plan
 from flyball_server.jobs.timetables import delete_timetable, get_timetable, put_timetable
 from flyball_server.jobs.versions.rank_plans import rank_instructions
 from flyball_server.jobs.wanted.wanted import LONGEST_PAUSE_S
-from flyball_server.planning.planner import model_of_request, simulated_choice
-from flyball_server.planning.policies._base import PolicyChoice
-from flyball_server.planning.stragglers.slowed_pipelines import (
-    SlowedRequest,
-    make_slowed_plan,
-    slowdown_classes,
-    slowed_model,
-)
 from flyball_wire.closed_loop import StragglerAnnouncement, Timetable, TimetableWindow
 from flyball_wire.messages import JobState
-from flyball_wire.plan_options import Effort, Policy, Reconfigure
+from flyball_wire.plan_options import Policy
 from flyball_wire.plans.plan import Plan
-
-
-def with_poor_quick_plans(slowed: SlowedRequest) -> Plan:
-    """Plan, but leave all clocks at their highest where the effort is low."""
-    if slowed.request.options.effort != Effort.LOW:
-        return make_slowed_plan(slowed)
-    request = slowed.request.with_options(policy=Policy.ENVELOPE, reconfigure=Reconfigure.DEFAULT)
-    [slowdowns] = slowdown_classes(slowed.slowdowns, slowed.num_pipelines)
-    model = slowed_model(model_of_request(request), slowdowns, share=1.0)
-    return simulated_choice(request, [model], PolicyChoice(assignment=model.baseline())).plan
 
 
 @pytest.fixture
 def job() -> Running:
     return Running(effort="low")
-
-
-def test_an_announced_straggler_is_planned_for_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    reserves: list[float | None] = []
-
-    def noted(slowed: SlowedRequest) -> Plan:
-        reserves.append(slowed.request.options.reserve)
-        return with_poor_quick_plans(slowed)
-
-    monkeypatch.setattr(plans, "make_slowed_plan", noted)
-    job = Running()
-    before = job.plan
-    job.announce(1, 1.2)
-    assert job.react() is None
-    quick = job.plan
-    assert job.newest.version == 2
-    assert quick.iteration_time_s > before.iteration_time_s
-    job.react()
-    assert job.newest.version == 2, "not before all ranks have the quick plan"
-    job.acknowledged()
-    job.pacing = StragglerReconciler()  # a planner that was restarted goes on where it was
-    job.react()
-    assert job.newest.version == 3
-    assert job.plan.predicted.energy_j < (1 - LEAST_GAIN) * quick.predicted.energy_j
-    assert reserves == [0.0, None], "the quick plan keeps it, one is chosen for the next"
-    job.acknowledged()
-    job.settle()
-    assert job.newest.version == 3
-
-
-def test_a_plan_made_at_once_stays_where_more_effort_brings_too_little_and_that_is_told() -> None:
-    """A comparison begins only then, and pages say until then that it is being planned."""
-    job = Running()
-    told: dict[str, list[bool]] = {"wake": [], "notice": []}
-
-    def is_planned(name: str) -> Callable[[str], None]:
-        def note(job_id: str) -> None:
-            told[name].append(get_job(job.services, job_id).planning.is_planned(job.services))
-
-        return note
-
-    job.announce(1, 1.2)
-    job.react()
-    job.acknowledged()
-    assert job.newest.version == 2
-    job.services = replace(
-        job.services, notify_pollers=is_planned("wake"), enqueue_reconcile=is_planned("notice")
-    )
-    job.react()
-    assert {name: known[-1] for name, known in told.items()} == {"wake": True, "notice": True}
-    job.settle()
-    assert job.newest.version == 2
-    assert get_job(job.services, "job").planning.is_planned(job.services)
-    assert get_job(job.services, "job").job.state == JobState.PLANNED
 
 
 def test_earlier_plans_of_the_same_profile_are_taken_without_a_search(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 
 import pytest
 
@@ -39,24 +38,6 @@ def waiters() -> JobWaiters:
 @pytest.fixture
 def value() -> Value:
     return Value()
-
-
-async def test_a_wait_ends_when_its_time_is_over(waiters: JobWaiters, value: Value) -> None:
-    assert await waiters.until("job", value.probe, wait_s=0.01) is None
-    assert waiters.num_waiting == 0
-
-
-async def test_a_change_wakes_all_who_wait_for_the_job(waiters: JobWaiters, value: Value) -> None:
-    polls = [
-        asyncio.create_task(waiters.until("job", value.probe, wait_s=LONG_S)) for _ in range(3)
-    ]
-    await waiting(waiters, 3)
-    value.value = "new"
-    thread = threading.Thread(target=waiters.notify, args=("job",))
-    thread.start()
-    assert await asyncio.gather(*polls) == ["new"] * 3
-    thread.join()
-    assert waiters.num_waiting == 0
 
 
 async def test_a_change_of_another_job_wakes_nobody_and_a_wake_without_news_waits_on(

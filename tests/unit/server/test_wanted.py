@@ -47,14 +47,11 @@ def wanted_of(
     findings: JobLoopState = UNKNOWN,
     *,
     now: datetime = NOON,
-    newest: NewestVersion | None = None,
     profile: str | None = "profile",
     **spec: Any,  # noqa: ANN401 - as JobSpec has them
 ) -> Wanted:
     job = job_record(spec=job_spec(**({"effort": "low"} | spec)))
-    return wanted(
-        job, RANKS, findings, now, profile=profile, newest=newest, gpu_table=load_gpu_window
-    )
+    return wanted(job, RANKS, findings, now, profile=profile, gpu_table=load_gpu_window)
 
 
 def digest_of(findings: JobLoopState = UNKNOWN, **spec: Any) -> str:  # noqa: ANN401 - as above
@@ -134,23 +131,6 @@ def test_time_changes_targets_and_announced_slowdowns_and_says_when() -> None:
         ("least-energy", 0),
     ]
     assert wanted_of().changes_in_s is None
-
-
-def test_slow_ranks_are_answered_at_once_and_with_the_jobs_effort_once_they_hold_that() -> None:
-    slow = UNKNOWN.evolve(detected=(SLOW,))
-    quick = wanted_of(slow, effort="normal")
-    assert quick.plan is not None
-    assert quick.unhurried is not None
-    assert (quick.plan.options.effort, quick.unhurried.options.effort) == ("low", "normal")
-    planned = slow.evolve(planned_inputs=quick.inputs)
-    added = NewestVersion(version=2, first_step=None, digest=quick.digest)
-    assert wanted_of(planned, newest=added, effort="normal") == quick
-    compared = replace(added, first_step=9, baseline_cycle=(True, False))
-    assert wanted_of(planned, newest=compared, effort="normal") == quick
-    held = wanted_of(planned, newest=replace(added, first_step=9), effort="normal")
-    assert (held.plan, held.unhurried) == (quick.unhurried, None)
-    assert wanted_of(slow, effort="low").unhurried is None
-    assert wanted_of(slow, effort="normal", policy="envelope").unhurried is None
 
 
 # ------------------------------------------------------------------ digests
@@ -243,22 +223,6 @@ def test_a_job_is_planned_or_failed_or_has_something_to_solve(
     newest: NewestVersion | None, attempts: tuple[Attempt, ...], expected: Standing
 ) -> None:
     assert standing(wanted_of(), newest, UNKNOWN.evolve(attempts=attempts), 40.0) == expected
-
-
-def test_a_known_plan_of_full_effort_is_taken_before_a_quick_one() -> None:
-    slow = UNKNOWN.evolve(detected=(SLOW,))
-    hurried = wanted_of(slow, effort="normal")
-    assert hurried.digest is not None
-    assert hurried.unhurried is not None
-    quick, own = (
-        Attempt(digest=hurried.digest, version=2),
-        Attempt(digest=hurried.unhurried.digest, version=3),
-    )
-    for attempts, reused in (((quick,), quick), ((quick, own), own), ((own,), own)):
-        known = slow.evolve(attempts=attempts)
-        assert standing(hurried, RUNS_OTHER, known, 0.0) == Standing(reuse=reused)
-    failed = slow.evolve(attempts=(replace(own, problem="no"),))
-    assert standing(hurried, RUNS_OTHER, failed, 0.0) == Standing(is_due=True)
 
 
 def test_a_refused_target_may_be_missed_once_another_plan_runs() -> None:

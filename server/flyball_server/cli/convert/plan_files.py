@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.cli.convert.foreign_plan import ForeignPlan, KernelSchedules
 from flyball_server.planning.documents.plan_document import (
-    list_of,
-    mapping_of,
     plan_document,
     plan_from_document,
-    typed_of,
+    read_part,
 )
 from flyball_server.planning.documents.recorded_plan import model_of_plan
 from flyball_server.planning.errors import PlanningError
@@ -22,7 +20,15 @@ from flyball_server.planning.planner import predicted
 from flyball_wire.plans.plan import PipelinePlan, Plan, Prediction, clocked_stages
 
 POLICY = "converted"
-_KERNELS = "kernels"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _PlanFile:
+    """Part of a plan file that is no part of a plan."""
+
+    kernels: KernelSchedules | None = None
+
+
 _UNPREDICTED = Prediction(energy_j=1.0, baseline_iteration_time_s=1.0, baseline_energy_j=1.0)
 
 
@@ -55,7 +61,7 @@ def plan_of_document(document: object, dp_rank: int | None) -> ForeignPlan:
     return ForeignPlan(
         schedule=plan.order_of(pipeline),
         clocks_mhz=pipeline.clocks_mhz,
-        kernels=_kernels_of(mapping_of(document, "plan").get(_KERNELS)),
+        kernels=read_part(_PlanFile, document, "plan").kernels,
     )
 
 
@@ -68,7 +74,7 @@ def document_of(
         PlanningError: the profile lacks an instruction or a clock of the plan, or it has none.
     """
     frequency_plan = _predicted(plan, profile, blocking_power_w)[0]
-    kernels = {} if plan.kernels is None else {_KERNELS: plan.kernels}
+    kernels = {} if plan.kernels is None else {"kernels": plan.kernels}
     return {**plan_document(frequency_plan, solve_s=0.0), **kernels}
 
 
@@ -109,15 +115,3 @@ def _predicted(
         prediction=predicted(model, assignment, own),
     )
     return plan_file, model, assignment
-
-
-def _kernels_of(value: object) -> KernelSchedules | None:
-    if value is None:
-        return None
-    return tuple(
-        tuple(
-            tuple(str(typed_of(knob, str, "text", _KERNELS)) for knob in list_of(knobs, _KERNELS))
-            for knobs in list_of(of_stage, _KERNELS)
-        )
-        for of_stage in list_of(value, _KERNELS)
-    )

@@ -38,7 +38,8 @@ from flyball_server.http.zeus.messages import (
 )
 from flyball_server.jobs.errors import InvalidFieldError, PlanningStoppedError
 from flyball_server.jobs.measurements.measurements import RankPost
-from flyball_server.jobs.records import RankRecord, StepRecord
+from flyball_server.jobs.records import RankRecord
+from flyball_server.jobs.step_records import StepRecord
 from flyball_server.jobs.versions.single_plan_starts import CommonPart, claim_steps, start_job
 from flyball_wire.messages import MAX_RANKS, JobSpec
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import fmean
 
 from flyball_profiles.gpu_conditions import (
+    ENFORCED_LIMITS,
+    SAME_LIMIT,
     ConditionChange,
     GpuConditions,
     changes,
     common_conditions,
+    is_known,
 )
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.jobs.loop_state import ChangedConditions
@@ -25,11 +29,12 @@ _MOST_LINES = 3
 
 @dataclass(frozen=True, kw_only=True)
 class ProfiledConditions:
-    """Conditions that a profile was measured under.
+    """Conditions that a profile was measured under, or is being measured under.
 
     Attributes:
         of_stages: by stage; None: not recorded.
-        power_w: by stage, highest mean power of an instruction on a GPU of the stage, W.
+        power_w: by stage, highest mean power of an instruction on a GPU of the stage, W; infinite
+            while it is not known.
     """
 
     of_stages: tuple[GpuConditions | None, ...]
@@ -43,6 +48,13 @@ class ProfiledConditions:
         stages = range(profile.num_stages)
         power_w = tuple(_highest_power_w(profile, stage) for stage in stages)
         return cls(of_stages=profile.conditions, power_w=power_w)
+
+    @classmethod
+    def of_probing(cls, of_stages: tuple[GpuConditions | None, ...]) -> ProfiledConditions | None:
+        """Return those of a profile that is being measured; None: none are known."""
+        if not is_known(of_stages):
+            return None
+        return cls(of_stages=of_stages, power_w=(math.inf,) * len(of_stages))
 
     def changes_of(self, stage: int, now: GpuConditions) -> tuple[ConditionChange, ...]:
         """Return what differs on a GPU of a stage."""
@@ -71,13 +83,14 @@ def _highest_power_w(profile: StageProfile, stage: int) -> float:
     )
 
 
-def with_conditions(profile: StageProfile, ranks: Sequence[RankRecord]) -> StageProfile:
-    """Return a profile with what the conditions of each stage's ranks have in common."""
-    of_stages = [
+def stage_conditions(
+    ranks: Sequence[RankRecord], num_stages: int
+) -> tuple[GpuConditions | None, ...]:
+    """Return what the conditions of each stage's ranks have in common; None: not known."""
+    return tuple(
         common_conditions(rank.conditions for rank in ranks if rank.stage == stage)
-        for stage in range(profile.num_stages)
-    ]
-    return replace(profile, conditions=tuple(of_stages))
+        for stage in range(num_stages)
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,18 +114,33 @@ class ChangedRanks:
 def changed_ranks(
     profiled: ProfiledConditions | None, ranks: Sequence[RankRecord]
 ) -> tuple[ChangedRanks, ...]:
-    """Return what has changed on the ranks in training, changes of work first."""
+    """Return what has changed on the ranks in training, changes of work first.
+
+    A limit above the profiled one counts where it is the lowest of its stage.
+    """
     found: dict[tuple[bool, str], list[int]] = {}
-    for rank in ranks:
-        if profiled is None or rank.conditions is None or rank.has_left:
+    present = [rank for rank in ranks if not rank.has_left]
+    lowest = stage_conditions(present, 1 + max((rank.stage for rank in present), default=0))
+    for rank in present:
+        if profiled is None or rank.conditions is None:
             continue
         for change in profiled.changes_of(rank.stage, rank.conditions):
+            if _is_above_others(change, lowest[rank.stage]):
+                continue
             key = (profiled.is_of_work(rank.stage, change), change.since("profiled"))
             found.setdefault(key, []).append(rank.rank)
     return tuple(
         ChangedRanks(text=text, ranks=tuple(sorted(numbers)), is_of_work=is_of_work)
         for (is_of_work, text), numbers in sorted(found.items(), key=lambda item: not item[0][0])
     )
+
+
+def _is_above_others(change: ConditionChange, of_stage: GpuConditions | None) -> bool:
+    """Return whether a limit is raised only on some GPUs of a stage, which wait for the others."""
+    if change.name not in ENFORCED_LIMITS or float(change.now) < float(change.before):
+        return False
+    lowest_w = None if of_stage is None else getattr(of_stage, change.name)
+    return lowest_w is None or float(change.now) > lowest_w * (1 + SAME_LIMIT)
 
 
 def changed_conditions(

@@ -14,15 +14,18 @@ from flyball_server.jobs.conditions.changes import (
     ProfiledConditions,
     changed_conditions,
     changed_ranks,
+    stage_conditions,
     stage_limits_w,
 )
 from flyball_server.jobs.findings.noting import note_findings
 from flyball_server.jobs.job_state import OVER, UNPROFILED, JobInput
 from flyball_server.jobs.loop_state import ChangedConditions, JobLoopState
+from flyball_server.jobs.probing import probe_plans
 from flyball_server.jobs.records import JobRecord, RankRecord
 from flyball_server.jobs.registry.inspection import require_job
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.sql.job_reader import JobReader
+from flyball_server.jobs.versions.plan_versions import add_version
 from flyball_wire.messages import JobState
 
 _LOG = logging.getLogger(__name__)
@@ -48,7 +51,7 @@ class ConditionsReconciler:
 
     It plans from the newest of the job's profiles that was measured under the present conditions.
     Without one the job gets the highest clocks; a job that is profiled online is measured again
-    once the change has held for `SETTLE_S`.
+    once the change has held for `SETTLE_S`. So is one whose GPUs change while it is measured.
     """
 
     order = 15
@@ -80,33 +83,37 @@ class ConditionsReconciler:
         if (changed or is_without) and _plan_from_kept(services, found):
             return None
         before = found.loop_state.changed
-        if changed is None or before is None or before.text != changed.text:
-            self._note(services, found, changed)
-            before = changed
-        if before is None or not found.job.spec.is_profiled_online:
+        if changed is not None and before is not None and before.text == changed.text:
+            changed = before
+        elif found.job.state != JobState.PROFILING:
+            _note(services, found, changed)
+        elif changed is None:
+            _note_probed(services, found)
+        else:
+            _break_off(services, found.job, changed)
+        if changed is None or not found.job.spec.is_profiled_online:
             return None
-        left_s = before.since_unix_s + SETTLE_S - now_s
-        if left_s <= 0:
-            _measure_again(services, found.job)
-            return None
-        return left_s
+        left_s = changed.since_unix_s + SETTLE_S - now_s
+        if left_s > 0:
+            return left_s
+        _measure_again(services, found.job)
+        return None
 
-    def _note(
-        self, services: JobServices, found: _Found, changed: ChangedConditions | None
-    ) -> None:
-        """Store what has changed; the job is planned where that begins or ends a change."""
-        if found.loop_state.changed == changed:
-            return
 
-        def noted(job: JobRecord, current: JobLoopState) -> JobLoopState:
-            if job.start_id != found.job.start_id:
-                return current
-            return current.evolve(changed=changed)
+def _note(services: JobServices, found: _Found, changed: ChangedConditions | None) -> None:
+    """Store what has changed; the job is planned where that begins or ends a change."""
+    if found.loop_state.changed == changed:
+        return
 
-        why = "its GPUs are under the profile's conditions again"
-        if changed is not None:
-            why = f"its profile does not hold: {changed.text}"
-        note_findings(services, found.job.job_id, noted, why)
+    def noted(job: JobRecord, current: JobLoopState) -> JobLoopState:
+        if job.start_id != found.job.start_id:
+            return current
+        return current.evolve(changed=changed)
+
+    why = "its GPUs are under the profile's conditions again"
+    if changed is not None:
+        why = f"its profile does not hold: {changed.text}"
+    note_findings(services, found.job.job_id, noted, why)
 
 
 def _read(reader: JobReader, job: JobRecord) -> _Found:
@@ -174,15 +181,49 @@ def _fits(profile: StageProfile, job: JobRecord, ranks: Sequence[RankRecord]) ->
     )
 
 
+def _note_probed(services: JobServices, found: _Found) -> None:
+    """Add what is first known in mid-measurement, as a memory clock, to its conditions."""
+    now = stage_conditions(found.ranks, found.job.spec.num_stages)
+
+    def noted(job: JobRecord, current: JobLoopState) -> JobLoopState:
+        if job.state != JobState.PROFILING or len(current.probed_under) != len(now):
+            return current
+        under = [
+            new if old is None or new is None else old.filled(new)
+            for old, new in zip(current.probed_under, now, strict=True)
+        ]
+        return current.evolve(probed_under=tuple(under))
+
+    note_findings(services, found.job.job_id, noted)
+
+
+def _break_off(services: JobServices, before: JobRecord, changed: ChangedConditions) -> None:
+    """End an online profiling whose GPUs have changed; the job returns to its highest clocks."""
+    with services.store.writing(before.job_id) as writer:
+        job = require_job(writer, before.job_id)
+        plans = probe_plans(writer, job.job_id)
+        if job.start_id != before.start_id or job.state != JobState.PROFILING or not plans:
+            return
+        # The first one runs entirely at the highest clocks.
+        add_version(services, writer, job.job_id, plans[0].plan)
+        findings = writer.find_loop_state(job.job_id)
+        writer.save_loop_state(findings.evolve(changed=changed, profiling=None))
+        writer.save_job(job.with_change(JobInput.PROFILE).moved(JobState.AWAITING_PROFILE))
+    services.notify_pollers(job.job_id)
+    _LOG.info("job %s: its measurement is broken off: %s", job.job_id, changed.text)
+
+
 def _measure_again(services: JobServices, before: JobRecord) -> None:
     """Begin the online profiling of a job anew; the replaced profile is kept."""
     with services.store.writing(before.job_id) as writer:
         job = require_job(writer, before.job_id)
-        if job.start_id != before.start_id or job.state in UNPROFILED:
+        findings = writer.find_loop_state(job.job_id)
+        if job.start_id != before.start_id or findings.changed is None:
             return
         writer.delete_profile(job.job_id)
-        findings = writer.find_loop_state(job.job_id)
-        writer.save_loop_state(findings.evolve(changed=None, profiling=None))
-        writer.save_job(job.with_change(JobInput.PROFILE).moved(JobState.AWAITING_PROFILE))
+        writer.save_loop_state(findings.evolve(changed=None, profiling=None, probed_under=()))
+        job = job.with_change(JobInput.PROFILE)
+        is_waiting = job.state == JobState.AWAITING_PROFILE
+        writer.save_job(job if is_waiting else job.moved(JobState.AWAITING_PROFILE))
     _LOG.info("job %s: measured again, since the conditions of its GPUs have changed", job.job_id)
     services.enqueue_reconcile(job.job_id)

@@ -1,1 +1,1 @@
-"""What a job has learned of itself, with its memory: changed only past a threshold."""
+"""Findings about a job, with their memory: changed only past a threshold."""

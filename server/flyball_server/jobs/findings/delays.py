@@ -95,7 +95,7 @@ class DelayReconciler:
 
 @dataclass(frozen=True, kw_only=True)
 class _Found:
-    """What a version's timed steps say.
+    """Findings from a version's timed steps.
 
     Attributes:
         record: the version; None: nothing was measured, and what is announced has changed.

@@ -1,18 +1,18 @@
-"""What a job's newest steps announce: it begins or ends to, or its lengths are other ones."""
+"""News in the work that a job's newest steps announce: it begins, ends, or has other lengths."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cached_property
 
-from flyball_pipeline.work import StepWork
+from flyball_pipeline.work import StepWork, has_lengths_outside
 from flyball_server.jobs.loop_state import JobLoopState, WorkModel
 from flyball_server.jobs.measurements.announced_work import (
     forgotten,
-    has_other_lengths,
-    is_of_few_lengths,
+    known_lengths,
     no_step_plans,
 )
-from flyball_server.jobs.records import JobRecord
+from flyball_server.jobs.records import JobRecord, NewestVersion, RankRecord
 from flyball_server.jobs.registry.inspection import newest_plan
 from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.jobs.versions.rank_plans import large_parts
@@ -24,8 +24,9 @@ _FEWEST_ANNOUNCED, _LOOKED_AT = 4, 8
 NUM_SILENT_STEPS = 32
 # Steps of a version before a job that has ended to announce may begin again; they double each time.
 _WAITED_STEPS, _MOST_DOUBLINGS = 16, 8
-# All ranks announce the work of their pipeline, and steps have plans where all pipelines do.
-_RANK = 0
+# All ranks know the work of their pipeline, and steps have plans where all pipelines announce it: a
+# rank of each is asked, of the first ones where there are many.
+_ASKED = tuple((0, dp_rank, 0, 0) for dp_rank in range(8))
 
 
 def new_model(reader: JobReader, job: JobRecord, loop_state: JobLoopState) -> WorkModel | None:
@@ -33,31 +34,27 @@ def new_model(reader: JobReader, job: JobRecord, loop_state: JobLoopState) -> Wo
 
     Only steps of the newest version count, once its delays are measured.
     """
-    known, versions = loop_state.work, reader.list_versions(job.job_id)
-    if not versions or versions[-1].version != loop_state.timed_version:
+    known, newest = loop_state.work, reader.newest_version(job.job_id)
+    if newest is None or newest.version != loop_state.timed_version:
         return None
-    newest, place = versions[-1], reader.find_fold_place(job.job_id)
-    steps = reader.list_steps_of_rank(
-        job.job_id,
-        _RANK,
-        version=newest.version,
-        run=0 if place is None else place.run,
-        first_step=newest.first_step or 0,
-        limit=NUM_SILENT_STEPS,
-    )
-    works = _works(reader, job.job_id, steps[:_LOOKED_AT])
-    announced = [work for work in works.values() if work is not None]
+    place = reader.find_fold_place(job.job_id)
+    asked = [
+        _NewestSteps(reader, rank, newest, run=0 if place is None else place.run)
+        for rank in reader.find_ranks_at(job.job_id, _ASKED)
+    ]
     if known is None or known.problem == NOT_ANNOUNCED:
-        if len(announced) < _FEWEST_ANNOUNCED:
+        if not asked or not all(each.are_announced for each in asked):
             return None
-        num_run = steps[_FEWEST_ANNOUNCED - 1] - (newest.first_step or 0)
+        num_run = min(each.num_run for each in asked)
         return _begun(reader, job) if known is None else _begun_again(reader, job, known, num_run)
-    if known.problem is None and not announced and len(works) == _LOOKED_AT:
-        works = _works(reader, job.job_id, steps)
-        if len(works) == NUM_SILENT_STEPS and not any(works.values()):
-            return not_announced(known)
-    is_used = known == loop_state.planned_inputs.step_work and is_of_few_lengths(known)
-    is_other = is_used and any(has_other_lengths(known, each) for each in announced)
+    if known.problem is None and any(each.are_silent for each in asked):
+        return not_announced(known)
+    if known != loop_state.planned_inputs.step_work:
+        return None
+    known_range = known_lengths(known)
+    is_other = any(
+        has_lengths_outside(work, known_range) for each in asked for work in each.announced
+    )
     return forgotten(known) if is_other else None
 
 
@@ -86,9 +83,65 @@ def _begun_again(
     return replace(_begun(reader, job), num_before=known.num_before)
 
 
-def _works(reader: JobReader, job_id: str, steps: tuple[int, ...]) -> dict[int, StepWork | None]:
-    """Return what a rank has announced by step, of those whose details are kept."""
-    if not steps:
-        return {}
-    details = reader.list_step_details(job_id, steps[-1], limit=len(steps), ranks=[_RANK])
-    return {each.step: each.work for each in details if each.step in steps}
+class _NewestSteps:
+    """Newest steps of a rank on a version, and what it announced for them.
+
+    Args:
+        reader: reader of the current transaction.
+        rank: the rank.
+        newest: the version.
+        run: run that the steps are of.
+    """
+
+    def __init__(
+        self, reader: JobReader, rank: RankRecord, newest: NewestVersion, *, run: int
+    ) -> None:
+        self._reader, self._rank, self._run = reader, rank, run
+        self._version, self._first_step = newest.version, newest.first_step or 0
+
+    @cached_property
+    def announced(self) -> list[StepWork]:
+        """Work of the newest steps."""
+        return [work for work in self._newest.values() if work is not None]
+
+    @property
+    def are_announced(self) -> bool:
+        """Return whether enough of the newest steps are announced."""
+        return len(self.announced) >= _FEWEST_ANNOUNCED
+
+    @property
+    def are_silent(self) -> bool:
+        """Return whether none of many steps was announced."""
+        if self.announced or len(self._newest) < _LOOKED_AT:
+            return False
+        works = self._works(self._steps)
+        return len(works) == NUM_SILENT_STEPS and not any(works.values())
+
+    @property
+    def num_run(self) -> int:
+        """Return the number of steps on the version before the newest."""
+        return self._steps[_FEWEST_ANNOUNCED - 1] - self._first_step
+
+    @cached_property
+    def _steps(self) -> tuple[int, ...]:
+        return self._reader.list_steps_of_rank(
+            self._rank.job_id,
+            self._rank.rank,
+            version=self._version,
+            run=self._run,
+            first_step=self._first_step,
+            limit=NUM_SILENT_STEPS,
+        )
+
+    @cached_property
+    def _newest(self) -> dict[int, StepWork | None]:
+        return self._works(self._steps[:_LOOKED_AT])
+
+    def _works(self, steps: tuple[int, ...]) -> dict[int, StepWork | None]:
+        """Return what was announced by step, of those whose details are kept."""
+        if not steps:
+            return {}
+        details = self._reader.list_step_details(
+            self._rank.job_id, steps[-1], limit=len(steps), ranks=[self._rank.rank]
+        )
+        return {each.step: each.work for each in details if each.step in steps}

@@ -15,7 +15,7 @@ from flyball_pipeline.errors import PipelineError
 from flyball_pipeline.work import StepWork, WorkCoefficients
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.jobs.loop_state import WorkModel
-from flyball_server.jobs.records import StepDetail, StepRecord
+from flyball_server.jobs.step_records import StepDetail, StepRecord
 from flyball_server.planning.documents.recorded_plan import models_of_plan
 from flyball_server.planning.model.simulator import simulate
 from flyball_wire.closed_loop import StragglerReason
@@ -114,7 +114,7 @@ def planned_clock_times(profile: StageProfile, plan: Plan) -> list[ClockTimes]:
 
 @dataclass(frozen=True, kw_only=True)
 class StageWork:
-    """How much longer announced work makes a stage's instructions."""
+    """Factors by which announced work makes a stage's instructions longer."""
 
     #: By kind and chunk; empty: only work that is given as factors is known.
     coefficients: Mapping[tuple[str, int], WorkCoefficients] = field(
@@ -170,7 +170,7 @@ def rank_step(
     """
     if record.plan_version is None or record.num_unplanned or record.num_overruns:
         return None
-    if record.num_clock_misses > record.num_power_capped + record.num_thermally_capped:
+    if record.num_lost_clocks:
         return None
     if detail.work is None:
         by_kind = _times_of_kinds(detail, times_s)

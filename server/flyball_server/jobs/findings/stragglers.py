@@ -146,6 +146,28 @@ class DetectionWindow:
         return self._times_s[stage]
 
 
+def advanced_window(
+    reader: JobReader, job: JobRecord, kept: Lru[str, DetectionWindow]
+) -> DetectionWindow | None:
+    """Return the newest steps on a job's newest version; None: it has not begun.
+
+    Args:
+        reader: reader of the current transaction.
+        job: the job.
+        kept: cached ones by job.
+    """
+    newest = reader.newest_version(job.job_id)
+    if newest is None or newest.first_step is None:
+        return None
+    key = (job.created_at, job.inputs_revision, newest.version)
+    seen = kept.get(job.job_id)
+    if seen is None or seen.key != key:
+        seen = DetectionWindow(job.job_id, newest.version, newest.first_step, key)
+        kept.put(job.job_id, seen)
+    seen.advance(reader)
+    return seen
+
+
 def measured_slowdowns(
     reader: JobReader,
     loop_state: JobLoopState,
@@ -240,15 +262,9 @@ class StragglerReconciler:
         self, reader: JobReader, job: JobRecord, loop_state: JobLoopState, now_unix_s: float
     ) -> Slowdowns | None:
         """Return the slowdowns measured since the last pass; None: no relevant change."""
-        newest = reader.newest_version(job.job_id)
-        if not adapts_frontier(job) or newest is None or newest.first_step is None:
+        seen = advanced_window(reader, job, self._seen) if adapts_frontier(job) else None
+        if seen is None:
             return None
-        key = (job.created_at, job.inputs_revision, newest.version)
-        seen = self._seen.get(job.job_id)
-        if seen is None or seen.key != key:
-            seen = DetectionWindow(job.job_id, newest.version, newest.first_step, key)
-            self._seen.put(job.job_id, seen)
-        seen.advance(reader)
         pause = 1 + job.spec.num_expected_ranks // _RANKS_PER_STEP
         if seen.newest_step - seen.detected_at_step < pause:
             return None

@@ -10,6 +10,7 @@ from flyball_server.jobs.findings.stragglers import (
     MIN_STEPS,
     DetectionWindow,
     adapts_frontier,
+    advanced_window,
     measured_slowdowns,
 )
 from flyball_server.jobs.job_state import OVER
@@ -73,17 +74,9 @@ class WorkDriftReconciler:
         self, reader: JobReader, job: JobRecord, loop_state: JobLoopState, now_unix_s: float
     ) -> Sequence[StageSlowdown]:
         """Return what is new since the last look, relative to the coefficients."""
-        newest = reader.newest_version(job.job_id)
-        if newest is None or newest.first_step is None:
+        seen = advanced_window(reader, job, self._seen)
+        if seen is None or seen.version != loop_state.timed_version:
             return ()
-        if newest.version != loop_state.timed_version:
-            return ()
-        key = (job.created_at, job.inputs_revision, newest.version)
-        seen = self._seen.get(job.job_id)
-        if seen is None or seen.key != key:
-            seen = DetectionWindow(job.job_id, newest.version, newest.first_step, key)
-            self._seen.put(job.job_id, seen)
-        seen.advance(reader)
         if seen.newest_step - seen.detected_at_step < _PAUSE_STEPS:
             return ()
         seen.detected_at_step = seen.newest_step

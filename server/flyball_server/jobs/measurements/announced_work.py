@@ -15,7 +15,7 @@ from flyball_pipeline.instruction import InstructionKind
 from flyball_pipeline.retiming import MAX_INSTRUCTIONS
 from flyball_pipeline.work import StepWork, WorkCoefficients, work_factors
 from flyball_profiles.stage_profile import StageProfile
-from flyball_server.jobs.loop_state import PlanningInputs, WorkModel
+from flyball_server.jobs.loop_state import PlanningInputs, StepPower, WorkModel
 from flyball_server.jobs.measurements.timed_steps import ReadSteps, StepReports
 from flyball_server.planning.documents.predicted_timeline import planned_models
 from flyball_server.planning.model.array_dag import FloatArray
@@ -30,6 +30,7 @@ from flyball_server.profiling.work_fit import (
 from flyball_wire.messages import InstructionReport, JobSpec
 from flyball_wire.plan_options import DEFAULT_TARGET, Policy
 from flyball_wire.plans.plan import Plan
+from flyball_wire.targets import parse_target
 
 # Root mean square change of a factor, and change of a reserve, above which ranks get new ones; the
 # first halves where the known factors are nearly exact. Both double with each time, so that factors
@@ -78,15 +79,21 @@ def coefficients_of(work: WorkModel) -> dict[AlikeNodes, WorkCoefficients]:
     }
 
 
-def deadline_ratio(plan: Plan) -> float:
+def deadline_ratio(plan: Plan, step_power: StepPower | None = None) -> float:
     """Return a step's time by a plan over the one at the highest clocks, at least 1.
 
     It is 1 for `fastest`, whose steps take no longer than at the highest clocks.
+
+    Args:
+        plan: plan of a version.
+        step_power: correction for a target `power:`; None: none was measured.
     """
     baseline_s = plan.predicted.baseline_iteration_time_s
     if plan.target == DEFAULT_TARGET or not baseline_s:
         return 1.0
-    return max(1.0, plan.iteration_time_s / baseline_s)
+    is_corrected = step_power is not None and parse_target(plan.target).kind == "power"
+    factor = step_power.factor if step_power is not None and is_corrected else 1.0
+    return max(1.0, factor * plan.iteration_time_s / baseline_s)
 
 
 def change_delays(plan: Plan, work: WorkModel) -> ChangeDelays | None:
@@ -226,22 +233,16 @@ def _with_lengths(model: WorkModel, times: WorkTimes) -> WorkModel:
     )
 
 
-def is_of_few_lengths(model: WorkModel) -> bool:
-    """Return whether the measured lengths were too alike to tell a slope."""
-    least, most = model.lengths_range
-    return 0 < most <= _NARROW * least
+def known_lengths(model: WorkModel) -> tuple[float, float] | None:
+    """Return the sums of a microbatch's lengths that the factors hold for; None: any.
 
-
-def has_other_lengths(model: WorkModel, work: StepWork) -> bool:
-    """Return whether a step has lengths far outside the measured range.
-
-    Of these a model of few lengths says nothing.
+    Measured lengths that are nearly alike tell no slope, and say nothing of lengths far outside.
     """
     least, most = model.lengths_range
+    if not 0 < most <= _NARROW * least:
+        return None
     ratio: float = _OTHER_LENGTHS ** (model.num_before + 1)
-    return any(
-        len(each) == 2 and (each[0] * ratio < least or each[0] > ratio * most) for each in work
-    )
+    return least / ratio, ratio * most
 
 
 def forgotten(model: WorkModel) -> WorkModel:

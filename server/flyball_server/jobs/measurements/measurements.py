@@ -11,10 +11,11 @@ from flyball_server.jobs.bounds import check_text
 from flyball_server.jobs.errors import InvalidFieldError, JobsError, OtherStartError, UnknownError
 from flyball_server.jobs.measurements.pruning import merge_instructions, without_pruned
 from flyball_server.jobs.measurements.step_reading import add_post, place_of_post
-from flyball_server.jobs.records import JobRecord, StepDetail, StepRecord, identity_of
+from flyball_server.jobs.records import JobRecord, identity_of
 from flyball_server.jobs.registry.inspection import require_job
 from flyball_server.jobs.registry.rank_batch import RankBatch
 from flyball_server.jobs.services import JobServices
+from flyball_server.jobs.step_records import StepDetail, StepRecord
 from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.jobs.store.sql.job_writer import JobWriter
 from flyball_server.profiling.observations import DEFAULT_MAX_STEPS, MAX_WITH_WAITING
@@ -30,6 +31,9 @@ KEPT_DETAILS_OF_PROFILING = MAX_WITH_WAITING * DEFAULT_MAX_STEPS + KEPT_DETAILS
 # it. 64 ranks x 32 instructions suffice for steps of 31 ms and more, fewer for shorter ones.
 KEPT_INSTRUCTIONS = 65_536
 FEWEST_KEPT_STEPS, MOST_KEPT_STEPS = 32, 1024
+# Number of newest steps that drop none of the older ones if they are far from all others: a rank
+# may post an absurd number.
+_MOST_ALONE = 8
 # Ranks post at this period up to FEW_RANKS, and at the longest one from MANY_RANKS on.
 SHORTEST_PERIOD_S, LONGEST_PERIOD_S = 1.0, 15.0
 FEW_RANKS, MANY_RANKS = 128, 4096
@@ -223,7 +227,13 @@ def _save_details(writer: JobWriter, job_id: str, details: tuple[StepDetail, ...
         return
     writer.save_step_details(details)
     num_kept = _num_kept_steps(writer, job_id, details)
-    writer.drop_step_details(job_id, max(detail.step for detail in details) - num_kept + 1)
+    newest = max(detail.step for detail in details)
+    for _ in range(_MOST_ALONE):
+        before = writer.newest_detail(job_id, newest)
+        if before is None or newest - before < num_kept:
+            break
+        newest = before
+    writer.drop_step_details(job_id, newest - num_kept + 1)
 
 
 def _num_kept_steps(writer: JobWriter, job_id: str, details: tuple[StepDetail, ...]) -> int:

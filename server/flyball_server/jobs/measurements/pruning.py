@@ -1,4 +1,4 @@
-"""Use cases of pruning: old measurements of single ranks become totals.
+"""Pruning: old measurements of single ranks become totals.
 
 A step is pruned once its newest measurement is older than the retention, in the order of steps.
 What is read of a job afterwards stays the same: the running totals, which have its steps before,
@@ -7,12 +7,18 @@ What is read of a job afterwards stays the same: the running totals, which have 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping
 
 from flyball_server.jobs.measurements.step_reading import add_all
-from flyball_server.jobs.moments import Moments, StageMoments
-from flyball_server.jobs.records import FoldPlace, StepDetail, StepRecord
 from flyball_server.jobs.services import JobServices
+from flyball_server.jobs.step_records import (
+    FoldPlace,
+    Moments,
+    StageMoments,
+    StepDetail,
+    StepRecord,
+)
 from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.jobs.store.sql.job_writer import JobWriter
 from flyball_wire.messages import JobSpec, JobState
@@ -146,3 +152,44 @@ def merge_instructions(
 def _ran_as_planned(step: StepRecord) -> bool:
     has_deviated = step.num_unplanned or step.num_clock_misses or step.unknown_version is not None
     return not has_deviated
+
+
+# Period between two passes over a job, s.
+PERIOD_S = 30.0
+# Time limit of a pass, for the job's other reconcilers, and the pause after it if it was reached.
+BUDGET_S = 0.5
+BUSY_PAUSE_S = 1.0
+# Pause between two transactions, for posts, s.
+PAUSE_S = 0.03
+
+
+class PruningReconciler:
+    """Reconciler that prunes a job's steps, in short transactions with pauses between them."""
+
+    order = 70
+    runs_after_posts = None  # what has to be pruned is known long before
+
+    def __init__(self) -> None:
+        # By job, time of the next pass, monotonic s.
+        self._due_s: dict[str, float] = {}
+
+    def __call__(self, services: JobServices, job_id: str) -> float | None:
+        """Prune the job's steps for a while; return the time until the next pass."""
+        if not services.life.step_retention_s:
+            return None
+        now_s = time.monotonic()
+        if self._due_s.get(job_id, now_s) > now_s:
+            return self._due_s[job_id] - now_s
+        with services.store.reading() as reader:
+            job = reader.find_job(job_id)
+        if job is None:
+            self._due_s.pop(job_id, None)
+            return None
+        is_left = True
+        while is_left and time.monotonic() < now_s + BUDGET_S:
+            is_left = prune_some(services, job_id)
+            if is_left:
+                time.sleep(PAUSE_S)
+        pause_s = BUSY_PAUSE_S if is_left else PERIOD_S
+        self._due_s[job_id] = time.monotonic() + pause_s
+        return pause_s

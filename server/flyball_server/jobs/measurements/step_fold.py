@@ -14,8 +14,8 @@ from flyball_server.jobs.measurements.step_pairs import (
     StepSeries,
     WorkAtHighest,
 )
-from flyball_server.jobs.records import StepTotals
 from flyball_server.jobs.savings.deviations import DeviationTally
+from flyball_server.jobs.step_records import StepTotals
 from flyball_wire.read_models import MeasuredIteration, PredictedIteration, StepClocks
 
 # Number of newest steps whose mean is the job's current measurement.

@@ -8,8 +8,8 @@ import math
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from flyball_server.jobs.records import StepTotals
 from flyball_server.jobs.savings.intervals import MeanEstimate
+from flyball_server.jobs.step_records import StepTotals
 from flyball_wire.closed_loop import Estimate
 
 

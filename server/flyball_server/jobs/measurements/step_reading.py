@@ -8,7 +8,8 @@ from flyball_server.jobs.job_state import OVER
 from flyball_server.jobs.measurements.step_fold import StepFold, VersionFold, version_fold
 from flyball_server.jobs.measurements.step_pairs import CountingRule, StepKinds
 from flyball_server.jobs.measurements.work_at_highest import works_at_highest
-from flyball_server.jobs.records import FoldPlace, JobRecord, PlanRecord, StepRecord, StepTotals
+from flyball_server.jobs.records import JobRecord, PlanRecord
+from flyball_server.jobs.step_records import FoldPlace, StepRecord, StepTotals
 from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.jobs.store.sql.job_writer import JobWriter
 from flyball_wire.plans.plan import Plan

@@ -1,4 +1,4 @@
-"""What the announced work of steps takes at the highest clocks, to compare steps at equal work."""
+"""Times of steps' announced work at the highest clocks, to compare steps at equal work."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from flyball_pipeline.paths import earliest_finish_s
 from flyball_pipeline.work import StepWork, work_factors
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.jobs.loop_state import WorkModel
-from flyball_server.jobs.measurements.announced_work import coefficients_of
+from flyball_server.jobs.measurements.announced_work import coefficients_of, known_lengths
 from flyball_server.jobs.measurements.step_pairs import WorkAtHighest
-from flyball_server.jobs.records import PlanRecord, StepTotals
+from flyball_server.jobs.records import PlanRecord
+from flyball_server.jobs.step_records import StepTotals
 from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.kit.lru import Lru
 from flyball_server.planning.documents.predicted_timeline import planned_models
@@ -81,7 +82,7 @@ class WorkPredictor:
     def __init__(self, profile: StageProfile, plan: Plan, work: WorkModel) -> None:
         self._plan = plan
         self._models = [model for model, _ in planned_models(profile, plan)]
-        self._coefficients = coefficients_of(work)
+        self._coefficients, self._lengths_range = coefficients_of(work), known_lengths(work)
         self._number = zlib.crc32(repr((work.places, work.coefficients)).encode())
 
     def predicted(self, works: Mapping[int, StepWork]) -> WorkAtHighest | None:
@@ -93,7 +94,9 @@ class WorkPredictor:
         own: list[tuple[PipelineModel, list[float]]] = []
         for dp_rank, work in sorted(works.items()):
             model = self._models[self._plan.pipelines.index(self._plan.pipeline_of(dp_rank))]
-            factors = work_factors(model.dag, work, self._coefficients)
+            factors = work_factors(
+                model.dag, work, self._coefficients, lengths_range=self._lengths_range
+            )
             if factors is None or len(works) * model.dag.num_nodes > _MOST_INSTRUCTIONS:
                 return None
             own.append((model, factors))

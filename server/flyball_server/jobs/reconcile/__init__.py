@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from flyball_server.jobs.conditions.reconciler import ConditionsReconciler
-from flyball_server.jobs.findings.comparisons import ComparisonReconciler
 from flyball_server.jobs.findings.delays import DelayReconciler
 from flyball_server.jobs.findings.placement import PlacementReconciler
+from flyball_server.jobs.findings.step_power import StepPowerReconciler
 from flyball_server.jobs.findings.stragglers import StragglerReconciler
 from flyball_server.jobs.findings.work_drift import WorkDriftReconciler
+from flyball_server.jobs.measurements.pruning import PruningReconciler
 from flyball_server.jobs.reconcile.expiry import ExpiryReconciler
 from flyball_server.jobs.reconcile.loop import Reconciler
 from flyball_server.jobs.reconcile.order_advice import OrderAdviceReconciler
 from flyball_server.jobs.reconcile.plans import PlanReconciler
 from flyball_server.jobs.reconcile.probes import ProbeReconciler
-from flyball_server.jobs.reconcile.pruning import PruningReconciler
 from flyball_server.jobs.reconcile.reconfigurations import ReconfigurationReconciler
 from flyball_server.jobs.reconcile.solve import PlanningSlots
+from flyball_server.jobs.savings.comparisons import ComparisonReconciler
 
 
 def all_reconcilers() -> tuple[Reconciler, ...]:
@@ -29,6 +30,7 @@ def all_reconcilers() -> tuple[Reconciler, ...]:
         StragglerReconciler(),
         DelayReconciler(),
         WorkDriftReconciler(),
+        StepPowerReconciler(),
         ComparisonReconciler(),
         PlanReconciler(slots),
         ReconfigurationReconciler(),

@@ -34,14 +34,11 @@ from flyball_server.jobs.wanted.wanted import Standing, Wanted
 from flyball_server.planning.errors import TargetUnreachableError
 from flyball_server.planning.stragglers.slowed_pipelines import SlowedRequest, make_slowed_plan
 from flyball_wire.closed_loop import MissedTarget
-from flyball_wire.plan_options import Effort
 from flyball_wire.plans.plan import Plan
 from flyball_wire.targets import LIMIT_TARGET
 
 _LOG = logging.getLogger(__name__)
 
-# Predicted share of energy or time below which a new version is not worth distributing.
-LEAST_GAIN = 0.001
 # Targets that are tried after one that cannot be met; a search may miss the time that it named.
 _NUM_NEARER = 2
 # Pause after a solver was lost, s; twice as long after each further time, up to the longest.
@@ -138,22 +135,14 @@ class _Planning:
         return _Solved(attempt=failed)
 
     def _request(self, plan: PlanToSolve) -> SlowedRequest:
-        """Return the request with its profile; a quick one keeps the running plan's reserve.
-
-        Choosing a reserve takes as long as a bound of a plan does.
-        """
+        """Return the request with its profile."""
         job_id = self.snapshot.job.job_id
         with self.services.store.reading() as reader:
             profile = reader.find_profile(job_id)
             is_current = profile is not None and reader.profile_digest(job_id) == plan.profile
-            running = None if self.target.unhurried is None else newest_plan(reader, job_id)
         if profile is None or not is_current:
             raise SupersededError
-        slowed = plan.of_profile(profile)
-        if running is None or running.plan.is_probe or plan.options.reserve is not None:
-            return slowed
-        share = running.plan.reserve.share
-        return replace(slowed, request=slowed.request.with_options(reserve=share))
+        return plan.of_profile(profile)
 
     def _nearest(self, slowed: SlowedRequest) -> Plan:
         """Return the plan for the target, or for the nearest one if it may be missed."""
@@ -257,15 +246,9 @@ class _Planning:
     def _solved_version(
         self, writer: JobWriter, now: PlanningSnapshot, solved: _Solved, plan: Plan
     ) -> _Made:
-        """Add the solved plan, unless the quick plan for the same request is as good."""
+        """Add the solved plan."""
         asked = self.target.plan
         assert asked is not None  # noqa: S101 - it was solved
-        is_quick = self.target.unhurried is not None
-        quick = asked.with_options(effort=Effort.LOW)
-        if now.newest is not None and now.newest.digest == quick.digest and not is_quick:
-            first = require_plan(writer, now.job.job_id, now.newest.version)
-            if not _is_better(plan, first.plan):
-                return first, "stays; no other plan is better by enough"
         record = add_version(
             self.services,
             writer,
@@ -275,8 +258,7 @@ class _Planning:
             measurement_detail=asked.measurement_detail,
             digest=solved.attempt.digest,
         )
-        how = ", at once; a better one may follow" if is_quick else ""
-        return record, f"made in {record.solve_s:.3f} s{how}"
+        return record, f"made in {record.solve_s:.3f} s"
 
     def _compared(
         self, writer: JobWriter, findings: JobLoopState, *, is_compared: bool
@@ -299,11 +281,3 @@ class _Planning:
         met = {asked} if self.target.plan is None else {asked, self.target.plan.options.target}
         is_met = plan.target in met or asked == LIMIT_TARGET
         return None if is_met else MissedTarget(target=asked, nearest=plan.target)
-
-
-def _is_better(refined: Plan, first: Plan) -> bool:
-    """Return whether it needs less energy or time by LEAST_GAIN."""
-    return (
-        refined.predicted.energy_j < (1 - LEAST_GAIN) * first.predicted.energy_j
-        or refined.iteration_time_s < (1 - LEAST_GAIN) * first.iteration_time_s
-    )

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from flyball_pipeline.errors import PipelineError
 from flyball_profiles.gpu_windows import GpuTableError
-from flyball_server.jobs.conditions.changes import with_conditions
+from flyball_server.jobs.conditions.changes import num_changed, stage_conditions
 from flyball_server.jobs.errors import InvalidFieldError, JobsError
 from flyball_server.jobs.job_state import UNPROFILED, JobInput
 from flyball_server.jobs.probing import ProbingRecord, probe_plans, read_probing
@@ -59,7 +59,8 @@ class ProbeReconciler(SlottedReconciler):
         """Take the next step of profiling the job."""
         with services.store.reading() as reader:
             job = require_job(reader, job_id)
-            record = read_probing(reader, job, services.now()) if is_probed(job) else None
+            is_open = is_probed(job) and not _has_changed(reader, job_id)
+            record = read_probing(reader, job, services.now()) if is_open else None
             is_left_probing = _is_left_probing(reader, job_id)
         if is_left_probing:
             _back_to_highest(services, job_id)
@@ -85,6 +86,12 @@ class ProbeReconciler(SlottedReconciler):
 def is_probed(job: JobRecord) -> bool:
     """Return whether its profile is being measured in its own training."""
     return job.spec.is_profiled_online and job.state in UNPROFILED
+
+
+def _has_changed(reader: JobReader, job_id: str) -> bool:
+    """Return whether conditions of its GPUs have changed, which `ConditionsReconciler` answers."""
+    profiled, ranks = reader.profiled_conditions(job_id), reader.list_ranks(job_id)
+    return num_changed(profiled, ranks) > 0 or reader.find_loop_state(job_id).changed is not None
 
 
 def _next_move(
@@ -124,13 +131,16 @@ def _publish(services: JobServices, job: JobRecord, plan: Plan, record: ProbingR
         now = _still_unprofiled(writer, job)
         if now is None:
             return
+        findings = writer.find_loop_state(job.job_id)
         if now.state == JobState.AWAITING_PROFILE:
             writer.save_job(now.moved(JobState.PROFILING))
+            under = stage_conditions(record.ranks, job.spec.num_stages)
+            findings = findings.evolve(probed_under=under)
         added = add_version(
             services, writer, job.job_id, plan, measurement_detail=MeasurementDetail.CLOCKS
         )
         progress = ProfilingResult(state=ProfilingState.PROBING, num_steps=record.num_steps)
-        writer.save_loop_state(writer.find_loop_state(job.job_id).evolve(profiling=progress))
+        writer.save_loop_state(findings.evolve(profiling=progress))
     services.notify_pollers(job.job_id)
     num_steps = len(plan.cycle_mhz)
     _LOG.info("job %s: version %d probes in %d steps", job.job_id, added.version, num_steps)
@@ -143,9 +153,14 @@ def _finish(services: JobServices, job: JobRecord, move: Finished) -> None:
         if now is None:
             return
         ranks = writer.list_ranks(job.job_id)
-        profile = replace(move.profile, energy_scope=common_scope(ranks))
-        writer.save_profile(job.job_id, with_conditions(profile, ranks))
-        writer.save_loop_state(writer.find_loop_state(job.job_id).evolve(profiling=move.result))
+        profile = replace(
+            move.profile,
+            energy_scope=common_scope(ranks),
+            conditions=stage_conditions(ranks, job.spec.num_stages),
+        )
+        writer.save_profile(job.job_id, profile)
+        findings = writer.find_loop_state(job.job_id)
+        writer.save_loop_state(findings.evolve(profiling=move.result, probed_under=()))
         writer.save_job(now.with_change(JobInput.PROFILE))
     services.enqueue_reconcile(job.job_id)
     _LOG.info("job %s: profiled in %d steps", job.job_id, move.result.num_steps)
@@ -159,7 +174,8 @@ def _refuse(services: JobServices, job: JobRecord, problem: str, record: Probing
         result = ProfilingResult(
             state=ProfilingState.REFUSED, problem=problem, num_steps=record.num_steps
         )
-        writer.save_loop_state(writer.find_loop_state(job.job_id).evolve(profiling=result))
+        findings = writer.find_loop_state(job.job_id)
+        writer.save_loop_state(findings.evolve(profiling=result, probed_under=()))
         writer.save_job(now.moved(JobState.PLANNING_FAILED, problem=f"profiling: {problem}"))
     _LOG.warning("job %s: profiling refused: %s", job.job_id, problem)
     _back_to_highest(services, job.job_id)

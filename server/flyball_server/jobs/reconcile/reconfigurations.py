@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from flyball_pipeline.errors import PipelineError
-from flyball_server.jobs.records import JobRecord, PlanRecord, RankRecord, StepDetail
+from flyball_server.jobs.records import JobRecord, PlanRecord, RankRecord
 from flyball_server.jobs.registry.inspection import newest_plan, newest_version, require_job
 from flyball_server.jobs.services import JobServices
+from flyball_server.jobs.step_records import StepDetail
 from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.jobs.versions.plan_versions import add_again
 from flyball_server.jobs.versions.planning import read_planning

@@ -26,6 +26,7 @@ from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.jobs.versions.planning import PlanningSnapshot, read_planning
 from flyball_wire.messages import PlanVersion
 from flyball_wire.online_profiling import ProfilingResult, ProfilingState, ProfilingStatus
+from flyball_wire.targets import LIMIT_TARGET
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,6 +166,7 @@ def notes(services: JobServices, summary: JobSummary) -> tuple[str, ...]:
     ]
     of_plan += shape_notes(summary)
     of_plan += [] if work_note is None else [work_note]
+    of_plan += _power_notes(summary)
     of_job = job_notes(
         summary.job,
         summary.ranks,
@@ -175,6 +177,15 @@ def notes(services: JobServices, summary: JobSummary) -> tuple[str, ...]:
         times=services.life,
     )
     return (*of_plan, *of_job, *gpu_notes(summary))
+
+
+def _power_notes(summary: JobSummary) -> list[str]:
+    """Return a line where steps with clocks of their own miss a target `power:`."""
+    known, inputs = summary.findings.step_power, summary.findings.planned_inputs
+    if known is None or known.note is None or inputs.step_work is None:
+        return []
+    is_asked = summary.target in {known.target, LIMIT_TARGET}
+    return [known.note] if is_asked else []
 
 
 def gpu_notes(summary: JobSummary) -> list[str]:

@@ -39,7 +39,6 @@ class PlanningSnapshot:
             self.findings,
             services.now(),
             profile=self.profile,
-            newest=self.newest,
             gpu_table=services.gpu_window,
         )
 

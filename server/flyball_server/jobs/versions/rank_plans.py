@@ -27,11 +27,12 @@ from flyball_server.jobs.errors import (
     UnknownJobError,
     UnknownRankError,
 )
-from flyball_server.jobs.loop_state import PlanningInputs, WorkModel
+from flyball_server.jobs.loop_state import PlanningInputs, StepPower, WorkModel
 from flyball_server.jobs.measurements.announced_work import (
     change_delays,
     coefficients_of,
     deadline_ratio,
+    known_lengths,
     no_step_plans,
 )
 from flyball_server.jobs.measurements.timed_steps import is_timed, num_timed_steps
@@ -127,7 +128,11 @@ def planned_times_s(
 
 
 def pipeline_part(
-    plan: Plan, rank: RankRecord, profile: StageProfile, work: WorkModel
+    plan: Plan,
+    rank: RankRecord,
+    profile: StageProfile,
+    work: WorkModel,
+    step_power: StepPower | None = None,
 ) -> RankPipeline | None:
     """Return a rank's pipeline, from which the clocks of single steps are chosen.
 
@@ -136,13 +141,14 @@ def pipeline_part(
         rank: the rank.
         profile: the job's profile.
         work: announced work of the job.
+        step_power: correction of steps' deadlines; None: none was measured.
 
     Returns:
         None where its steps get no plans of their own: it never flushes, the profile is not the
         plan's, or ranks do not take a part as large.
     """
     pipeline = plan.pipeline_of(rank.dp_rank)
-    part = _packed(plan, pipeline, profile, work)
+    part = _packed(plan, pipeline, profile, work, step_power)
     if part is None:
         return None
     num_bytes = part.most_bytes + _most_bytes(plan, pipeline, rank.stage, 0)
@@ -177,7 +183,11 @@ def large_parts(plan: Plan, profile: StageProfile, work: WorkModel) -> str | Non
 
 
 def _packed(
-    plan: Plan, pipeline: PipelinePlan, profile: StageProfile, work: WorkModel
+    plan: Plan,
+    pipeline: PipelinePlan,
+    profile: StageProfile,
+    work: WorkModel,
+    step_power: StepPower | None = None,
 ) -> RankPipeline | None:
     if plan.is_probe or no_step_plans(plan) is not None:
         return None
@@ -202,7 +212,8 @@ def _packed(
         tail_s=plan.tail_s,
         transfer_s=plan.transfer_s,
         coefficients=coefficients if coefficients.keys() >= set(places) else None,
-        deadline_ratio=deadline_ratio(plan),
+        lengths_range=known_lengths(work),
+        deadline_ratio=deadline_ratio(plan, step_power),
         reserve=StepReserve(*work.reserve),
         delays=change_delays(plan, work),
     )
@@ -301,13 +312,12 @@ class RankPlans:
 
     Args:
         render: function that serialises a part; its plan's `first_step` is current.
-        kept_jobs: number of jobs with a cached newest version.
     """
 
-    def __init__(self, render: Callable[[RankPlan], bytes], *, kept_jobs: int = KEPT_JOBS) -> None:
+    def __init__(self, render: Callable[[RankPlan], bytes]) -> None:
         self._render = render
         self._lock = threading.Lock()
-        self._versions = Lru[str, _Version](kept_jobs)
+        self._versions = Lru[str, _Version](KEPT_JOBS)
 
     def answer(
         self, services: JobServices, job_id: str, questions: Sequence[PlanQuestion]
@@ -394,7 +404,7 @@ def part_of(
     pipeline = None
     requests = rank_requests(plan.plan, rank)
     if work is not None and profile is not None:
-        pipeline = pipeline_part(plan.plan, rank, profile, work)
+        pipeline = pipeline_part(plan.plan, rank, profile, work, planned_inputs.step_power)
         if pipeline is None and not plan.plan.is_probe and not keeps_plan(plan.plan.target):
             # Steps differ, and without plans of their own the plan would make them longer.
             instructions, requests = _at_highest(rank.stage, instructions, profile), ()

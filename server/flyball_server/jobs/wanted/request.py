@@ -72,6 +72,8 @@ class PlanToSolve:
     jitter: float = 0.0
     #: Announced work that steps' own plans are made from, in each rank; None: they get none.
     work: WorkModel | None = None
+    #: Factor of those plans' deadlines, which keeps a target `power:`.
+    deadline_factor: float = 1.0
     slowdowns: tuple[Slowdown, ...] = ()
     #: Number of data-parallel pipelines where slowdowns may differ between them, else 1.
     num_pipelines: int = 1
@@ -148,54 +150,57 @@ def plan_to_solve(
         PlanningError: the GPUs of a node would take too long to change their clocks together.
     """
     window, delays = gpu_window(spec, gpu_table), inputs.delays
-    # Where waits are measured, they decide which clocks are raised, not the model.
-    is_measured = is_raised_by_waits(spec, inputs)
-    profiling = findings.profiling
-    measured_w = None if profiling is None else profiling.blocking_power_w
-    asked = plan_options(spec)
-    known = with_known_transitions(asked, window.transitions if window else None)
-    asked = replace(
-        asked,
-        # One GPU is as none known of.
-        gpus_at_once=asked.gpus_at_once or _several(inputs.gpus_at_once),
-        gpus_in_node=asked.gpus_in_node or _several(inputs.gpus_in_node),
-        blocking_power_w=asked.blocking_power_w or measured_w,
-        reconfigure=Reconfigure.DEFAULT if is_measured else spec.reconfiguration,
-        target=inputs.target or spec.target,
-    )
-    is_other_work = delays is not None and delays.work and inputs.step_work is None
-    if inputs.changed is not None or is_other_work:
-        asked = _at_highest_clocks(asked)
+    is_given, is_measured = has_given_transitions(spec), is_raised_by_waits(spec, inputs)
+    asked = _asked_options(spec, findings, inputs)
+    known = with_known_transitions(plan_options(spec), window.transitions if window else None)
     options = with_measured_delays(
         replace(asked, transitions=known.transitions),
         spec.num_stages,
         delays,
-        has_given_transitions=has_given_transitions(spec),
+        has_given_transitions=is_given,
     )
+    has_power = inputs.step_work is not None and parse_target(asked.target).kind == "power"
+    step_power = inputs.step_power if has_power else None
     detail = MeasurementDetail.INSTRUCTIONS if is_measured else MeasurementDetail.TOTALS
     if spec.adaptation == Adaptation.FRONTIER or inputs.step_work is not None:
         detail = MeasurementDetail.CLOCKS
-    granularity_mhz = DEFAULT_RECONFIGURE_GRANULARITY_MHZ
     return PlanToSolve(
         asked=replace(asked, tail_ms=options.tail_ms, transfer_ms=options.transfer_ms),
         options=replace(
             options, blocking_power_w=asked.blocking_power_w or given_power_w(spec, window)
         ),
         reconfigure_granularity_mhz=(
-            granularity_mhz if window is None else window.reconfigure_granularity_mhz
+            window.reconfigure_granularity_mhz if window else DEFAULT_RECONFIGURE_GRANULARITY_MHZ
         ),
         num_microbatches=spec.num_microbatches,
         power_limits_w=findings.power_limits_w if asked.target == LIMIT_TARGET else (),
-        changes_s=(
-            (None, None)
-            if delays is None or has_given_transitions(spec)
-            else (delays.up_s, delays.down_s)
-        ),
+        changes_s=(None, None) if delays is None or is_given else (delays.up_s, delays.down_s),
         profile=profile,
         jitter=0.0 if delays is None else delays.jitter,
         work=inputs.step_work,
+        deadline_factor=1.0 if step_power is None else step_power.factor,
         measurement_detail=detail,
     )
+
+
+def _asked_options(spec: JobSpec, findings: JobLoopState, inputs: PlanningInputs) -> PlanOptions:
+    """Return the job's options, filled in with findings; measured delays are added later."""
+    asked, profiling, delays = plan_options(spec), findings.profiling, inputs.delays
+    measured_w = None if profiling is None else profiling.blocking_power_w
+    asked = replace(
+        asked,
+        # One GPU is as none known of.
+        gpus_at_once=asked.gpus_at_once or _several(inputs.gpus_at_once),
+        gpus_in_node=asked.gpus_in_node or _several(inputs.gpus_in_node),
+        blocking_power_w=asked.blocking_power_w or measured_w,
+        # Where waits are measured, they decide which clocks are raised, not the model.
+        reconfigure=(
+            Reconfigure.DEFAULT if is_raised_by_waits(spec, inputs) else spec.reconfiguration
+        ),
+        target=inputs.target or spec.target,
+    )
+    is_other_work = delays is not None and delays.work and inputs.step_work is None
+    return _at_highest_clocks(asked) if inputs.changed is not None or is_other_work else asked
 
 
 def _several(num_gpus: int | None) -> int | None:

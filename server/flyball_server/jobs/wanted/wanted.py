@@ -1,4 +1,4 @@
-"""What a job should run now: a function without memory, and where the job stands against it."""
+"""Plan that a job should run now, a function without memory, and the job's standing against it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from flyball_server.jobs.wanted.request import (
 )
 from flyball_server.jobs.wanted.timetable import next_change, target_at
 from flyball_wire.messages import JobState, MeasurementDetail
-from flyball_wire.plan_options import Effort, Policy
 from flyball_wire.plans.plan import Purpose, Slowdown
 
 # Time in s within which a change of the system clock is noticed.
@@ -30,7 +29,7 @@ LONGEST_PAUSE_S = 600.0
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """What a job should run now, as what to solve."""
+    """Plan that a job should run now, as a request to solve."""
 
     #: What the version is for.
     purpose: Purpose
@@ -38,8 +37,6 @@ class Wanted:
     inputs: PlanningInputs = field(default_factory=PlanningInputs)
     #: Request of the plan; None: there is no profile, or `problem` says why there is none.
     plan: PlanToSolve | None = None
-    #: Request with the job's own effort, where `plan` has less of it for a quick answer.
-    unhurried: PlanToSolve | None = None
     #: True if the nearest target is planned for where this one cannot be met.
     may_miss: bool = False
     #: Field and message of a request that cannot be made from these facts.
@@ -62,13 +59,9 @@ def wanted(
     now: datetime,
     *,
     profile: str | None,
-    newest: NewestVersion | None,
     gpu_table: GpuTable,
 ) -> Wanted:
     """Return what the job should run; equal arguments have equal results.
-
-    After a change of slowdowns the request has the least effort until the ranks hold a plan for
-    them, and the job's own effort from then on.
 
     Args:
         job: the job.
@@ -76,7 +69,6 @@ def wanted(
         findings: findings about the job, and what was announced.
         now: current time.
         profile: digest of the job's profile; None: none yet.
-        newest: newest version; None: none yet.
         gpu_table: GPU windows by name.
     """
     changes_in_s = _changes_in_s(findings, now)
@@ -91,18 +83,11 @@ def wanted(
         message = error.problem if isinstance(error, InvalidFieldError) else error.message
         problem = (error.field, message)
         return Wanted(purpose=Purpose.PLAN, problem=problem, changes_in_s=changes_in_s)
-    quick = plan.with_options(effort=Effort.LOW)
-    is_searched = job.spec.policy == Policy.FRONTIER and job.spec.effort != Effort.LOW
-    is_hurried = is_searched and (
-        not has_same_slowdowns(inputs, findings.planned_inputs)
-        or (newest is not None and newest.digest == quick.digest and not newest.is_held)
-    )
     is_raised = plan.measurement_detail == MeasurementDetail.INSTRUCTIONS
     return Wanted(
         purpose=Purpose.RAISE if is_raised else Purpose.PLAN,
         inputs=inputs,
-        plan=quick if is_hurried else plan,
-        unhurried=plan if is_hurried else None,
+        plan=plan,
         may_miss=inputs.target is not None or findings.tried_target == job.spec.target,
         changes_in_s=changes_in_s,
     )
@@ -131,15 +116,6 @@ def slowdowns_at(findings: JobLoopState, unix_s: float) -> tuple[RankSlowdown, .
                 rank=one.rank, slowdown=one.slowdown, since_unix_s=one.from_unix_s
             )
     return tuple(slowdowns[rank] for rank in sorted(slowdowns))
-
-
-def has_same_slowdowns(one: PlanningInputs, other: PlanningInputs) -> bool:
-    """Return whether both have the same slowdowns; since when and why does not count."""
-    factors = [
-        {slowed.rank: slowed.slowdown for slowed in inputs.rank_slowdowns if slowed.slowdown != 1}
-        for inputs in (one, other)
-    ]
-    return factors[0] == factors[1] and one.stage_slowdowns == other.stage_slowdowns
 
 
 def with_slowdowns(
@@ -193,7 +169,7 @@ def _changes_in_s(findings: JobLoopState, now: datetime) -> float | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Standing:
-    """Where a job stands against what it should run; by default its newest version is that."""
+    """Standing of a job against the plan it should run; by default its newest version is that."""
 
     #: True if it is to be solved now.
     is_due: bool = False
@@ -246,8 +222,7 @@ def standing(
     known = findings.version_of(digest)
     if ran == digest or (known is not None and known == findings.version_of(ran)):
         return Standing(is_compared=_is_compared(newest, findings))
-    own = None if target.unhurried is None else target.unhurried.digest
-    attempt = findings.attempt(digest if findings.version_of(own) is None else own)
+    attempt = findings.attempt(digest)
     if attempt is None or _is_due_again(attempt, target, newest, now_unix_s):
         return Standing(is_due=True)
     if attempt.problem is None:

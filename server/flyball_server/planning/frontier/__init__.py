@@ -4,5 +4,5 @@
 network of event times; `relaxation` solves it with any mix of clocks allowed, which bounds all
 plans from below (`highs_relaxation` for small pipelines, `interior_point` for large ones);
 `rounding` finds one clock per instruction (`annealing`); `solver` puts them together;
-`power_budget` searches for a deadline; `targets` says which deadline a target means.
+`targets` finds the deadline of a target, and plans within an average power.
 """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -94,15 +94,17 @@ def choice_with(
     at_once = planned(target)
     assignment = with_fewest_changes(request.model, at_once.assignment)
     at_once = replace(at_once, assignment=assignment)
-    if request.model.transitions is None:
+    is_at_once = request.model.transitions is None
+    if is_at_once:
         model = replace(request.model, transitions=ClockTransitions.exact(0.0))
         request = replace(request, model=model)
-        if _is_within_limits(request, solver, at_once.assignment):
-            return PolicyChoice(assignment=at_once.assignment, lower_bound_j=at_once.lower_bound_j)
+    choosing = _Choosing(request=request, solver=solver, at_once=at_once, asks_early=asks_early)
+    if is_at_once and choosing.is_within_limits(at_once.assignment):
+        return PolicyChoice(assignment=at_once.assignment, lower_bound_j=at_once.lower_bound_j)
     if target.kind == "power":
-        return _choice_in_budget(request, solver, target, at_once, planned, asks_early=asks_early)
+        return choosing.in_budget(target, planned)
     deadline_s = deadline_of(target, baseline_s)
-    choice = _choice_in_time(request, solver, at_once, deadline_s, asks_early=asks_early)
+    choice = choosing.in_time(deadline_s)
     time_s, _ = _figures(request.model, choice)
     return replace(
         choice,
@@ -111,251 +113,122 @@ def choice_with(
     )
 
 
-def _choice_in_time(
-    request: PolicyRequest,
-    solver: DeadlineSolver,
-    at_once: DeadlinePlan,
-    deadline_s: float,
-    *,
-    asks_early: bool,
-) -> PolicyChoice:
-    """Return the clocks of least energy that are found for a deadline.
+@dataclass(frozen=True, kw_only=True)
+class _Choosing:
+    """Choice of the clocks of a pipeline whose clock changes take time.
 
-    Args:
-        request: the request.
-        solver: of the pipeline as if clocks changed at once.
-        at_once: its plan for the deadline.
-        deadline_s: s; infinite for the least energy of all.
-        asks_early: clocks may be requested ahead of an instruction's end.
-
-    Raises:
-        TargetUnreachableError: no plan is found that meets the deadline.
+    Attributes:
+        request: request, whose model has the times of clock changes.
+        solver: solver of the pipeline as if clocks changed at once.
+        at_once: the solver's plan for the target.
+        asks_early: true if clocks may be requested ahead of an instruction's end.
     """
-    model, highest = request.model, request.model.baseline()
-    found: list[PolicyChoice] = []
-    # A target that counts from them is met by them, whatever their own changes take.
-    if time_and_energy(model, highest)[0] <= deadline_s and _is_within_limits(
-        request, solver, highest
-    ):
-        found.append(PolicyChoice(assignment=highest))
-    least_j = math.inf
-    if asks_early:
-        assignment = _early_in_time(request, solver, at_once, deadline_s)
-        if assignment is not None:
-            found.append(_with_early_requests(model, assignment))
-            least_j = _figures(model, found[-1])[1]
-    # Where delays are long or vary much, changes that come late may cost less than fewer.
-    if is_tiny(model) or least_j > WORTH_A_SEARCH * at_once.energy_j:
-        try:
-            late = _in_time(request, solver, at_once.assignment, deadline_s)
-            found.append(PolicyChoice(assignment=late))
-        except TargetUnreachableError:
-            if not found:
-                raise
-    return min(found, key=lambda choice: _figures(model, choice)[1])
 
+    request: PolicyRequest
+    solver: DeadlineSolver
+    at_once: DeadlinePlan
+    asks_early: bool
 
-def _choice_in_budget(
-    request: PolicyRequest,
-    solver: DeadlineSolver,
-    target: Target,
-    at_once: DeadlinePlan,
-    planned: Callable[[Target], DeadlinePlan],
-    *,
-    asks_early: bool,
-) -> PolicyChoice:
-    """Return the fastest clocks that are found within a power budget.
+    @property
+    def model(self) -> PipelineModel:
+        """Model of the request."""
+        return self.request.model
 
-    Args:
-        request: the request.
-        solver: of the pipeline as if clocks changed at once.
-        target: the budget: average power in W.
-        at_once: the solver's plan for it.
-        planned: the same for another budget.
-        asks_early: clocks may be requested ahead of an instruction's end.
+    def is_within_limits(self, assignment: Assignment) -> bool:
+        """Return whether the options permit so many clock changes."""
+        if not is_limited(self.request.options):
+            return True
+        return not self._search().num_beyond(np.array([assignment]))[0]
 
-    Raises:
-        TargetUnreachableError: no plan is found within the budget.
-    """
-    model = request.model
-    found: list[PolicyChoice] = []
-    if asks_early:
-        early = _early_in_budget(request, solver, at_once, target)
+    def in_time(self, deadline_s: float) -> PolicyChoice:
+        """Return the clocks of least energy that are found for a deadline.
+
+        Args:
+            deadline_s: s; infinite for the least energy of all.
+
+        Raises:
+            TargetUnreachableError: no plan is found that meets the deadline.
+        """
+        highest, found = self.model.baseline(), list[PolicyChoice]()
+        # A target that counts from them is met by them, whatever their own changes take.
+        is_met = time_and_energy(self.model, highest)[0] <= deadline_s
+        if is_met and self.is_within_limits(highest):
+            found.append(PolicyChoice(assignment=highest))
+        early = self._early_in_time(deadline_s) if self.asks_early else None
         if early is not None:
             found.append(early)
-    least_j = min((_figures(model, one)[1] for one in found), default=math.inf)
-    if least_j > WORTH_A_SEARCH * at_once.energy_j:
-        try:
-            late = _within_budget(model, target, at_once.assignment, planned)
-            found.append(PolicyChoice(assignment=late))
-        except TargetUnreachableError:
-            if not found:
-                raise
-    best = min(found, key=lambda choice: _figures(model, choice))
-    early_model = model.with_requests(best.requests)
-    return replace(best, lower_bound_j=_bound_j(early_model, solver, best.assignment))
+        # Where delays are long or vary much, changes that come late may cost less than fewer.
+        if is_tiny(self.model) or self._is_worth_a_search(early):
+            _add_late(found, lambda: self._late_in_time(deadline_s))
+        return min(found, key=lambda choice: _figures(self.model, choice)[1])
 
+    def in_budget(self, target: Target, planned: Callable[[Target], DeadlinePlan]) -> PolicyChoice:
+        """Return the fastest clocks that are found within a power budget.
 
-def _figures(model: PipelineModel, choice: PolicyChoice) -> tuple[float, float]:
-    """Return time in s and energy in J of an iteration, with the choice's requests."""
-    return time_and_energy(model.with_requests(choice.requests), choice.assignment)
+        Args:
+            target: the budget: average power in W.
+            planned: function that returns the solver's plan for another budget.
 
+        Raises:
+            TargetUnreachableError: no plan is found within the budget.
+        """
+        early = self._early_in_budget(target) if self.asks_early else None
+        found = [] if early is None else [early]
+        if self._is_worth_a_search(early):
+            _add_late(found, lambda: self._late_in_budget(target, planned))
+        best = min(found, key=lambda choice: _figures(self.model, choice))
+        early_model = self.model.with_requests(best.requests)
+        return replace(best, lower_bound_j=_bound_j(early_model, self.solver, best.assignment))
 
-def _early_in_time(
-    request: PolicyRequest, solver: DeadlineSolver, at_once: DeadlinePlan, deadline_s: float
-) -> Assignment | None:
-    """Return clocks that are requested ahead; None: no such plan meets the deadline.
+    def _is_worth_a_search(self, early: PolicyChoice | None) -> bool:
+        """Return whether early requests cost much, or cannot be made."""
+        if early is None:
+            return True
+        return _figures(self.model, early)[1] > WORTH_A_SEARCH * self.at_once.energy_j
 
-    Args:
-        request: the request.
-        solver: of the pipeline as if clocks changed at once.
-        at_once: its plan for the deadline.
-        deadline_s: s; infinite for the least energy of all.
-    """
-    model, search = request.model, _search(request, solver, asks_early=True)
-    assignment: Assignment | None = at_once.assignment
-    is_kept = not search.num_beyond(np.array([at_once.assignment]))[0]
-    if (
-        is_tiny(model)
-        or not is_kept
-        or search.energy_j(at_once.assignment) > WORTH_A_SEARCH * at_once.energy_j
-    ):
-        starts = [model.baseline(), at_once.assignment, *_fewest(request, solver, deadline_s)]
-        price_w = _time_price_w(model, solver, deadline_s)
-        assignment = search.improved(starts, deadline_s, price_w)
-    if assignment is None or EarlyRequestBatch(model).num_unbounded(np.array([assignment]))[0]:
-        return None
-    return assignment
+    def _early_in_time(self, deadline_s: float) -> PolicyChoice | None:
+        """Return clocks that are requested ahead; None: no such plan meets the deadline."""
+        model, at_once, search = self.model, self.at_once, self._search(asks_early=True)
+        assignment: Assignment | None = at_once.assignment
+        is_kept = not search.num_beyond(np.array([at_once.assignment]))[0]
+        if (
+            is_tiny(model)
+            or not is_kept
+            or search.energy_j(at_once.assignment) > WORTH_A_SEARCH * at_once.energy_j
+        ):
+            starts = [model.baseline(), at_once.assignment, *self._fewest(deadline_s)]
+            assignment = search.improved(starts, deadline_s, self._time_price_w(deadline_s))
+        if assignment is None or EarlyRequestBatch(model).num_unbounded(np.array([assignment]))[0]:
+            return None
+        return _with_early_requests(model, assignment)
 
+    def _early_in_budget(self, target: Target) -> PolicyChoice | None:
+        """Return the plan with its clocks requested ahead; None: it then exceeds the budget."""
+        model, choices = self.model, np.array([self.at_once.assignment])
+        search = self._search(asks_early=True)
+        if search.num_beyond(choices)[0] or EarlyRequestBatch(model).num_unbounded(choices)[0]:
+            return None
+        early = _with_early_requests(model, self.at_once.assignment)
+        drawn_w = _power_w(model.with_requests(early.requests), early.assignment)
+        return early if drawn_w <= target.value else None
 
-def _early_in_budget(
-    request: PolicyRequest, solver: DeadlineSolver, at_once: DeadlinePlan, target: Target
-) -> PolicyChoice | None:
-    """Return the plan with its clocks requested ahead; None: it is not within the budget then."""
-    model, choices = request.model, np.array([at_once.assignment])
-    search = _search(request, solver, asks_early=True)
-    if search.num_beyond(choices)[0] or EarlyRequestBatch(model).num_unbounded(choices)[0]:
-        return None
-    early = _with_early_requests(model, at_once.assignment)
-    drawn_w = _power_w(model.with_requests(early.requests), early.assignment)
-    return early if drawn_w <= target.value else None
+    def _late_in_time(self, deadline_s: float) -> Assignment:
+        """Return the plan of least energy that is found to meet the deadline with late changes.
 
-
-def _with_early_requests(model: PipelineModel, assignment: Assignment) -> PolicyChoice:
-    transitions, clocked = model.transitions, model.clocked
-    assert transitions is not None  # noqa: S101 - the caller has seen to it
-    requests = early_requests(clocked, clocked.clocks(assignment), transitions)
-    return PolicyChoice(assignment=assignment, requests=requests)
-
-
-def _is_within_limits(
-    request: PolicyRequest, solver: DeadlineSolver, assignment: Assignment
-) -> bool:
-    if not is_limited(request.options):
-        return True
-    return not _search(request, solver).num_beyond(np.array([assignment]))[0]
-
-
-def _search(
-    request: PolicyRequest, solver: DeadlineSolver, *, asks_early: bool = False
-) -> TransitionSearch:
-    options = request.options
-    return TransitionSearch(
-        with_reserve(request.model, solver.reserve),
-        solver.mean_step_j,
-        options.effort,
-        SwitchLimits(
-            max_switches=options.max_switches, min_dwell_s=(options.min_dwell_ms or 0.0) / 1e3
-        ),
-        asks_early=asks_early,
-    )
-
-
-def _fewest(request: PolicyRequest, solver: DeadlineSolver, deadline_s: float) -> list[Assignment]:
-    """Return the plan of one clock per stage, unless it takes long to find."""
-    if not is_limited(request.options) and len(request.model.num_ranks) > MAX_COMPARED_STAGES:
-        return []
-    aim = Target(kind="deadline", value=min(deadline_s, solver.slowest_time_s))
-    (fewest,) = SingleClocks(request.model.without_transitions()).constant([aim])
-    return [fewest.assignment]
-
-
-def _time_price_w(model: PipelineModel, solver: DeadlineSolver, deadline_s: float) -> float:
-    """Return about the energy that a second of the iteration's time is worth, W."""
-    price_w = solver.relax(min(deadline_s, solver.slowest_time_s)).bound_slope_w
-    return max(-price_w, sum(model.stage_blocking_power_w))
-
-
-def _within_budget(
-    model: PipelineModel,
-    target: Target,
-    assignment: Assignment,
-    planned: Callable[[Target], DeadlinePlan],
-) -> Assignment:
-    """Return a plan that draws no more than the budget with its clock changes.
-
-    One clock per stage is taken where that is faster, or as fast with less energy.
-
-    Args:
-        model: the pipeline, with the times of its clock changes.
-        target: the budget: average power in W.
-        assignment: the plan for this budget as if clocks changed at once.
-        planned: plans for another budget as if clocks changed at once.
-
-    Raises:
-        TargetUnreachableError: no plan is found that draws as little.
-    """
-    budget_w = asked_w = target.value
-    (fewest,) = SingleClocks(model).constant([target])
-    found = [fewest.assignment] if _power_w(model, fewest.assignment) <= budget_w else []
-    drawn_w = _power_w(model, assignment)
-    for _ in range(LOWER_BUDGETS):
-        if drawn_w <= budget_w:
-            break
-        asked_w -= LOWER * (drawn_w - budget_w)
-        assignment = planned(replace(target, value=asked_w)).assignment
-        drawn_w = _power_w(model, assignment)
-    if drawn_w <= budget_w:
-        found.append(assignment)
-    if found:
-        return min(found, key=lambda one: time_and_energy(model, one))
-    raise TargetUnreachableError(
-        f"no plan found draws {budget_w:g} W on average with the times of its clock changes; the"
-        f" last one draws {rounded_up(drawn_w)} W",
-        field="target",
-    )
-
-
-def _power_w(model: PipelineModel, assignment: Assignment) -> float:
-    time_s, energy_j = time_and_energy(model, assignment)
-    return energy_j / time_s
-
-
-def _in_time(
-    request: PolicyRequest, solver: DeadlineSolver, assignment: Assignment, deadline_s: float
-) -> Assignment:
-    """Return the plan of least energy that is found to meet the deadline with its clock changes.
-
-    Args:
-        request: the request.
-        solver: of the pipeline as if clocks changed at once.
-        assignment: its plan for the deadline.
-        deadline_s: s; infinite for the least energy of all.
-
-    Raises:
-        TargetUnreachableError: no plan is found that meets it.
-    """
-    search = _search(request, solver)
-    starts = [request.model.baseline(), assignment, search.raised(assignment, deadline_s)]
-    late_s = search.times_s([assignment])[0] - deadline_s
-    earlier_s = min(deadline_s, solver.slowest_time_s) - EARLIER * late_s
-    if late_s > 0 and earlier_s > solver.fastest_time_s:
-        earlier = solver.plan_within(earlier_s, solver.num_steps(Effort.LOW)).assignment
-        starts += [earlier, search.raised(earlier, deadline_s)]
-    starts += _fewest(request, solver, deadline_s)
-    price_w = _time_price_w(request.model, solver, deadline_s)
-    found = search.improved(starts, deadline_s, price_w)
-    if found is None:
+        Raises:
+            TargetUnreachableError: no plan is found that meets it.
+        """
+        solver, search, assignment = self.solver, self._search(), self.at_once.assignment
+        starts = [self.model.baseline(), assignment, search.raised(assignment, deadline_s)]
+        late_s = search.times_s([assignment])[0] - deadline_s
+        earlier_s = min(deadline_s, solver.slowest_time_s) - EARLIER * late_s
+        if late_s > 0 and earlier_s > solver.fastest_time_s:
+            earlier = solver.plan_within(earlier_s, solver.num_steps(Effort.LOW)).assignment
+            starts += [earlier, search.raised(earlier, deadline_s)]
+        starts += self._fewest(deadline_s)
+        found = search.improved(starts, deadline_s, self._time_price_w(deadline_s))
+        if found is not None:
+            return found
         is_beyond = search.num_beyond(np.array(starts)) > 0
         if is_beyond.all():
             raise TargetUnreachableError(
@@ -369,7 +242,92 @@ def _in_time(
             field="target",
             nearest_target=f"deadline:{fastest}",
         )
-    return found
+
+    def _late_in_budget(
+        self, target: Target, planned: Callable[[Target], DeadlinePlan]
+    ) -> Assignment:
+        """Return a plan that draws no more than the budget with its clock changes.
+
+        One clock per stage is taken where that is faster, or as fast with less energy.
+
+        Raises:
+            TargetUnreachableError: no plan is found that draws as little.
+        """
+        model, assignment = self.model, self.at_once.assignment
+        budget_w = asked_w = target.value
+        (fewest,) = SingleClocks(model).constant([target])
+        found = [fewest.assignment] if _power_w(model, fewest.assignment) <= budget_w else []
+        drawn_w = _power_w(model, assignment)
+        for _ in range(LOWER_BUDGETS):
+            if drawn_w <= budget_w:
+                break
+            asked_w -= LOWER * (drawn_w - budget_w)
+            assignment = planned(replace(target, value=asked_w)).assignment
+            drawn_w = _power_w(model, assignment)
+        if drawn_w <= budget_w:
+            found.append(assignment)
+        if found:
+            return min(found, key=lambda one: time_and_energy(model, one))
+        raise TargetUnreachableError(
+            f"no plan found draws {budget_w:g} W on average with the times of its clock changes;"
+            f" the last one draws {rounded_up(drawn_w)} W",
+            field="target",
+        )
+
+    def _search(self, *, asks_early: bool = False) -> TransitionSearch:
+        options = self.request.options
+        return TransitionSearch(
+            with_reserve(self.model, self.solver.reserve),
+            self.solver.mean_step_j,
+            options.effort,
+            SwitchLimits(
+                max_switches=options.max_switches, min_dwell_s=(options.min_dwell_ms or 0.0) / 1e3
+            ),
+            asks_early=asks_early,
+        )
+
+    def _fewest(self, deadline_s: float) -> list[Assignment]:
+        """Return the plan of one clock per stage, unless it takes long to find."""
+        if not is_limited(self.request.options) and len(self.model.num_ranks) > MAX_COMPARED_STAGES:
+            return []
+        aim = Target(kind="deadline", value=min(deadline_s, self.solver.slowest_time_s))
+        (fewest,) = SingleClocks(self.model.without_transitions()).constant([aim])
+        return [fewest.assignment]
+
+    def _time_price_w(self, deadline_s: float) -> float:
+        """Return about the energy that a second of the iteration's time is worth, W."""
+        relaxed = self.solver.relax(min(deadline_s, self.solver.slowest_time_s))
+        return max(-relaxed.bound_slope_w, sum(self.model.stage_blocking_power_w))
+
+
+def _add_late(found: list[PolicyChoice], late: Callable[[], Assignment]) -> None:
+    """Add the plan whose clock changes may come late; nothing if only other plans are found.
+
+    Raises:
+        TargetUnreachableError: no plan is found at all.
+    """
+    try:
+        found.append(PolicyChoice(assignment=late()))
+    except TargetUnreachableError:
+        if not found:
+            raise
+
+
+def _figures(model: PipelineModel, choice: PolicyChoice) -> tuple[float, float]:
+    """Return time in s and energy in J of an iteration, with the choice's requests."""
+    return time_and_energy(model.with_requests(choice.requests), choice.assignment)
+
+
+def _with_early_requests(model: PipelineModel, assignment: Assignment) -> PolicyChoice:
+    transitions, clocked = model.transitions, model.clocked
+    assert transitions is not None  # noqa: S101 - the caller has seen to it
+    requests = early_requests(clocked, clocked.clocks(assignment), transitions)
+    return PolicyChoice(assignment=assignment, requests=requests)
+
+
+def _power_w(model: PipelineModel, assignment: Assignment) -> float:
+    time_s, energy_j = time_and_energy(model, assignment)
+    return energy_j / time_s
 
 
 def _bound_j(model: PipelineModel, solver: DeadlineSolver, assignment: Assignment) -> float:

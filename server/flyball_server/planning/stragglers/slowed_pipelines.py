@@ -21,9 +21,6 @@ from flyball_server.planning.frontier_curve import frontier_of_models
 from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_server.planning.model.simulator import time_and_energy
 from flyball_server.planning.planner import (
-    BUILDING,
-    SEARCHING,
-    PhaseReport,
     PlanRequest,
     choose_clocks,
     make_plan,
@@ -68,7 +65,7 @@ class SlowedRequest:
                 )
 
 
-def make_slowed_plan(slowed: SlowedRequest, report: PhaseReport = lambda _: None) -> Plan:
+def make_slowed_plan(slowed: SlowedRequest) -> Plan:
     """The plan for these slowdowns; the baseline is all of it at the highest clocks, as slowed.
 
     So target `fastest` means no longer than T', which the slowest pipeline needs in any case, and
@@ -84,16 +81,14 @@ def make_slowed_plan(slowed: SlowedRequest, report: PhaseReport = lambda _: None
     """
     classes = slowdown_classes(slowed.slowdowns, slowed.num_pipelines)
     if classes == {(): tuple(range(slowed.num_pipelines))}:
-        return make_plan(slowed.request, report).plan
-    report(BUILDING)
+        return make_plan(slowed.request).plan
     request = slowed.request
     model = model_of_request(request)
     models = _class_models(model, classes)
     if len(classes) == 1:
-        report(SEARCHING)
         plan = simulated_choice(request, models, choose_clocks(request, *models)).plan
     else:
-        plan = plan_models(request, models, report, dp_ranks=tuple(classes.values())).plan
+        plan = plan_models(request, models, dp_ranks=tuple(classes.values())).plan
     drifted = slowed_model(model, _without_stragglers(slowed), share=1.0)
     without_s, _ = time_and_energy(drifted, drifted.baseline())
     stragglers_s = max(0.0, plan.predicted.baseline_iteration_time_s - without_s)

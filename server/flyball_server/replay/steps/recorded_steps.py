@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -37,8 +37,8 @@ class RecordedPipeline:
     dp_rank: int
     #: Per stage, its instructions in the order of execution.
     stages: tuple[tuple[TimedInstruction, ...], ...]
-    #: Line of the file with its first instruction.
-    line: int
+    #: Where its first instruction was read.
+    source: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,13 +51,16 @@ class RecordedStep:
     pipelines: tuple[RecordedPipeline, ...]
 
 
-class _Row(NamedTuple):
+class StepRow(NamedTuple):
+    """An instruction of one rank, as it was recorded."""
+
     step: int
     dp_rank: int
     stage: int
     begin_s: float
     timed: TimedInstruction
-    line: int
+    #: Where it was read, for faults.
+    source: str
 
 
 def parse_recorded_steps(text: str) -> tuple[RecordedStep, ...]:
@@ -66,14 +69,24 @@ def parse_recorded_steps(text: str) -> tuple[RecordedStep, ...]:
     Raises:
         RecordingError: the text is no such file; begins with the line.
     """
-    by_pipeline: dict[tuple[int, int], list[_Row]] = {}
-    for row in _rows(text):
-        by_pipeline.setdefault((row.step, row.dp_rank), []).append(row)
-    if not by_pipeline:
+    rows = list(_rows(text))
+    if not rows:
         raise RecordingError("line 1: there are no rows after the header")
+    return recorded_steps(rows)
+
+
+def recorded_steps(rows: Iterable[StepRow]) -> tuple[RecordedStep, ...]:
+    """Return the steps of rows, in their order.
+
+    Raises:
+        RecordingError: an instruction is there twice, or a stage is missing.
+    """
+    by_pipeline: dict[tuple[int, int], list[StepRow]] = {}
+    for row in rows:
+        by_pipeline.setdefault((row.step, row.dp_rank), []).append(row)
     by_step: dict[int, list[RecordedPipeline]] = {}
-    for (step, dp_rank), rows in by_pipeline.items():
-        by_step.setdefault(step, []).append(_pipeline(dp_rank, rows))
+    for (step, dp_rank), of_pipeline in by_pipeline.items():
+        by_step.setdefault(step, []).append(_pipeline(dp_rank, of_pipeline))
     return tuple(
         RecordedStep(step=step, pipelines=tuple(sorted(pipelines, key=lambda each: each.dp_rank)))
         for step, pipelines in by_step.items()
@@ -91,24 +104,24 @@ def has_chunks(steps: tuple[RecordedStep, ...]) -> bool:
     )
 
 
-def _pipeline(dp_rank: int, rows: list[_Row]) -> RecordedPipeline:
+def _pipeline(dp_rank: int, rows: list[StepRow]) -> RecordedPipeline:
     first = rows[0]
-    by_stage: dict[int, list[_Row]] = {}
-    seen: dict[tuple[int, Instruction], int] = {}
+    by_stage: dict[int, list[StepRow]] = {}
+    seen: dict[tuple[int, Instruction], str] = {}
     for row in rows:
         key = (row.stage, row.timed.instruction)
         if key in seen:
             raise RecordingError(
-                f"line {row.line}: step {row.step}, dp_rank {dp_rank}, stage {row.stage} runs"
+                f"{row.source}: step {row.step}, dp_rank {dp_rank}, stage {row.stage} runs"
                 f" {row.timed.instruction.kind} of microbatch {row.timed.instruction.microbatch}"
-                f" twice; first on line {seen[key]}"
+                f" twice; first on {seen[key]}"
             )
-        seen[key] = row.line
+        seen[key] = row.source
         by_stage.setdefault(row.stage, []).append(row)
     missing = next(iter(set(range(1 + max(by_stage))) - set(by_stage)), None)
     if missing is not None:
         raise RecordingError(
-            f"line {first.line}: step {first.step}, dp_rank {dp_rank} has no stage {missing};"
+            f"{first.source}: step {first.step}, dp_rank {dp_rank} has no stage {missing};"
             " stages count from 0 without gaps"
         )
     return RecordedPipeline(
@@ -117,11 +130,11 @@ def _pipeline(dp_rank: int, rows: list[_Row]) -> RecordedPipeline:
             tuple(row.timed for row in sorted(by_stage[stage], key=lambda row: row.begin_s))
             for stage in range(len(by_stage))
         ),
-        line=first.line,
+        source=first.source,
     )
 
 
-def _rows(text: str) -> Iterator[_Row]:
+def _rows(text: str) -> Iterator[StepRow]:
     reader = csv.DictReader(io.StringIO(text))
     try:
         header = [(name or "").strip() for name in reader.fieldnames or ()]
@@ -138,7 +151,7 @@ def _rows(text: str) -> Iterator[_Row]:
         raise RecordingError(f"line {reader.line_num}: not CSV ({error})") from None
 
 
-def _row(cells: Mapping[str, str | None], line: int) -> _Row:
+def _row(cells: Mapping[str, str | None], line: int) -> StepRow:
     kind = (cells["instruction"] or "").strip()
     if kind not in set(InstructionKind):
         raise RecordingError(
@@ -150,7 +163,7 @@ def _row(cells: Mapping[str, str | None], line: int) -> _Row:
         raise RecordingError(
             f"line {line}: time_s must be above 0, at most {_MAX_TIME_S:g}, not {time_s:g}"
         )
-    return _Row(
+    return StepRow(
         step=_count(cells, "step", line),
         dp_rank=_count(cells, "dp_rank", line),
         stage=_count(cells, "stage", line),
@@ -158,7 +171,7 @@ def _row(cells: Mapping[str, str | None], line: int) -> _Row:
         timed=TimedInstruction(
             Instruction(InstructionKind(kind), _count(cells, "microbatch", line), chunk), time_s
         ),
-        line=line,
+        source=f"line {line}",
     )
 
 

@@ -153,7 +153,7 @@ class _StepModels:
                 self._models[order] = self._model(order)
         except PipelineError as error:
             raise RecordingError(
-                f"line {recorded.line}: step {step}, dp_rank {recorded.dp_rank}: {error.message}"
+                f"{recorded.source}: step {step}, dp_rank {recorded.dp_rank}: {error.message}"
             ) from None
         model = self._models[order]
         times_s = [time_s for stage in recorded.stages for _, time_s in stage]

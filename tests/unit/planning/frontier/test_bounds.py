@@ -31,7 +31,7 @@ from tests.unit.planning.tiny_pipelines import (
 )
 
 from flyball_pipeline.instruction import InstructionKind
-from flyball_server.planning.frontier.annealing import EventTimes, PointTable
+from flyball_server.planning.frontier.annealing import EventTimes
 from flyball_server.planning.frontier.curves import model_curves
 from flyball_server.planning.frontier.event_network import EventNetwork
 from flyball_server.planning.frontier.highs_relaxation import HighsRelaxation
@@ -59,27 +59,6 @@ def deadline_within_s(model: PipelineModel, share: float) -> float:
     """So far from the fastest to the slowest iteration that is of any use, and beyond."""
     solver = DeadlineSolver(model)
     return solver.fastest_time_s + share * (solver.slowest_time_s - solver.fastest_time_s)
-
-
-shares = st.one_of(st.sampled_from([0.0, 0.5, 1.0]), st.floats(0, 1.5))
-
-
-@settings(max_examples=30)
-@given(small_models, shares)
-def test_a_textbook_program_has_the_same_optimum(model: PipelineModel, share: float) -> None:
-    deadline_s = deadline_within_s(model, share)
-    expected_j = plain_program_bound_j(model, deadline_s)
-    assert bound_j(model, deadline_s) == pytest.approx(expected_j, rel=SOLVER_ERROR)
-
-
-@pytest.mark.parametrize(
-    ("deadline_s", "energy_j"), [(3.0, 40.0), (3.25, 35.0), (3.5, 30.0), (3.75, 28.0), (9.0, 28.0)]
-)
-def test_the_bound_of_one_microbatch_on_one_stage_is_what_the_hand_computes(
-    deadline_s: float, energy_j: float
-) -> None:
-    """First the backward is stretched for 20 J/s, then the forward for 8, then nothing."""
-    assert bound_j(four_plan_model(), deadline_s) == pytest.approx(energy_j, rel=1e-9)
 
 
 @settings(max_examples=25)
@@ -231,23 +210,6 @@ def test_no_instruction_has_events_of_two_patches_and_one_patch_at_most_has_a_si
     sinks: list[int] = np.flatnonzero(times.is_sink).tolist()
     assert len({patch[sink] for sink in sinks} - {-1}) <= 1
     assert sorted(set(patch) - {-1}) == list(range(max(patch) + 1))
-
-
-def test_points_are_those_of_a_plain_search() -> None:
-    curves = model_curves(example_model(2)).curves
-    table = PointTable(curves, tolerance_s=1e-12)
-    for number, curve in enumerate(curves):
-        times_s = [point.time_s for point in curve.staircase]
-        middles_s = [(left + right) / 2 for left, right in pairwise(times_s)]
-        windows_s = [-1.0, 0.0, 0.9 * times_s[0], *times_s, *middles_s, 100 * times_s[-1]]
-        points = table.points(np.array(number), np.array(windows_s)) - table.first[number]
-        assert points.tolist() == [
-            sum(time_s <= window_s + 1e-12 for time_s in times_s) - 1 for window_s in windows_s
-        ]
-        rows: list[int] = points.tolist()
-        costs_j = table.costs_j(np.array(number), points + table.first[number])
-        expected_j = [curve.staircase[row].cost_j if row >= 0 else 1e18 for row in rows]
-        assert costs_j.tolist() == expected_j
 
 
 @settings(max_examples=20)

@@ -9,9 +9,7 @@ from hypothesis import strategies as st
 from tests.unit.planning.tiny_pipelines import (
     B,
     F,
-    I,
     Points,
-    W,
     assigned_any_models,
     assigned_models,
     equal_profile,
@@ -39,11 +37,6 @@ from flyball_wire.read_models import SavingSources
 NAMED_EVENTS = 3  # BEGIN, DEADLINE, END
 
 
-def split_model(num_stages: int) -> PipelineModel:
-    points = [(1410, 1.0, 10.0), (1000, 1.25, 8.0)]
-    return model_of(profile_of([{F: points, I: points, W: points}] * num_stages), 1)
-
-
 def test_in_1f1b_every_hand_over_is_one_event() -> None:
     """Stage 0 runs F0 F1 B0 B1, stage 1 F0 B0 F1 B1.
 
@@ -58,26 +51,6 @@ def test_in_1f1b_every_hand_over_is_one_event() -> None:
     assert network.head[forward_1] == network.head[backward_0]
     assert network.tail[node_of(model, 0, B, 0)] == network.head[forward_1]
     assert network.tail[node_of(model, 1, F, 1)] == network.head[forward_1]
-
-
-def test_the_weight_part_of_a_split_backward_holds_up_no_other_stage() -> None:
-    """0F is followed by 1F and 0I, 1I by 1W and 0I; 0I waits for both, the others for one."""
-    model = split_model(2)
-    network = network_of(model)
-    assert network.num_events == NAMED_EVENTS + 5 + 2
-    assert len(network.tail) == 6 + 4 + 1
-    for stage in range(2):
-        assert network.head[node_of(model, stage, W, 0)] == END
-
-
-def test_an_arcs_parts_are_the_segments_of_its_hull() -> None:
-    """With 5 W: forward (1 s, 5 J), (1.25 s, 1.75 J); backward (2 s, 20 J), (2.5 s, 7.5 J)."""
-    network = network_of(model_of(equal_profile(1), 1))
-    assert network.min_window_s.tolist() == [1.0, 2.0, 0.0]
-    assert network.slope_w.tolist() == [[-13.0, 0.0], [-25.0, 0.0], [-5.0, 0.0]]
-    assert network.length_s.tolist() == [[0.25, np.inf], [0.5, np.inf], [np.inf, 0.0]]
-    assert (network.fixed_cost_j, network.waiting_power_w) == (25.0, 5.0)
-    assert network.energy_offset_j(3.0) == 40.0
 
 
 @given(assigned_models())

@@ -92,9 +92,9 @@ def computing_draws_more_than_waiting(model: PipelineModel) -> PipelineModel:
 
 
 def test_a_budget_that_one_clock_for_all_meets_is_met_sooner() -> None:
-    request = example_request(8)
+    request = example_request(4)
     model = model_of_request(request)
-    for choice in range(0, len(model.points[0]), 12):
+    for choice in range(0, len(model.points[0]), 20):
         time_s, energy_j = time_and_energy(model, [choice] * model.dag.num_nodes)
         plan = planned(request, energy_j / time_s)
         assert plan.predicted.energy_j / plan.iteration_time_s <= energy_j / time_s
@@ -137,7 +137,7 @@ def test_a_larger_power_budget_never_makes_a_plan_slower() -> None:
         },
     )
     request = request_of(few_clocks, 4, blocking_power_w=(83.64,), effort=Effort.LOW)
-    budgets_w = (840, 900, 950)
+    budgets_w = (840, 950)
     plans = [make_plan(request.with_options(target=f"power:{w}")).plan for w in budgets_w]
     times_s = [plan.iteration_time_s for plan in plans]
     assert times_s == sorted(times_s, reverse=True)
@@ -149,13 +149,13 @@ def test_a_larger_power_budget_never_makes_a_plan_slower() -> None:
 
 
 def test_with_a_reserve_the_bound_holds_and_the_budget_too() -> None:
-    plan = planned(example_request(12).with_options(reserve=0.02), 1500.0)
-    assert plan.predicted.energy_j / plan.iteration_time_s <= 1500.0
+    plan = planned(example_request(4).with_options(reserve=0.02), 1400.0)
+    assert plan.predicted.energy_j / plan.iteration_time_s <= 1400.0
     assert plan.predicted.lower_bound_j is not None
     assert 0 < plan.predicted.lower_bound_j <= plan.predicted.energy_j
 
 
-@settings(max_examples=10)
+@settings(max_examples=6)
 @given(enumerable_models(), st.data())
 def test_of_a_tiny_pipeline_the_plan_is_the_best_of_all(
     model: PipelineModel, data: st.DataObject
@@ -167,10 +167,10 @@ def test_of_a_tiny_pipeline_the_plan_is_the_best_of_all(
     # A little more than plans draw: in another order their sums may differ in the last digit.
     powers_w = sorted(energy_j / time_s * (1 + 1e-9) for time_s, energy_j in plans)
     before_s = None
-    budgets_w = data.draw(st.lists(st.sampled_from(powers_w), min_size=1, max_size=3))
+    budgets_w = data.draw(st.lists(st.sampled_from(powers_w), min_size=1, max_size=2))
     for budget_w in sorted({powers_w[0], *budgets_w}):
         target = replace(parse_target("power:1"), value=budget_w)
-        plan = plan_for_target(solver, target, baseline_s, num_steps=600)
+        plan = plan_for_target(solver, target, baseline_s, num_steps=200)
         fastest_s = min(
             max(time_s, baseline_s) for time_s, energy_j in plans if energy_j / time_s <= budget_w
         )

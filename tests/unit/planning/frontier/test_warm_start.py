@@ -73,18 +73,6 @@ def test_whatever_was_solved_before_a_bound_is_near_the_optimum_and_never_above(
         assert optimum.event_time_s[END] <= deadline_s * (1 + 1e-6)
 
 
-@settings(max_examples=12)
-@given(model=models(max_stages=3, max_microbatches=3), share=st.floats(0.01, 0.99))
-def test_a_plan_from_a_mixed_start_keeps_its_deadline(model: PipelineModel, share: float) -> None:
-    relaxation = InteriorPointRelaxation(network_of(model))
-    early_s, late_s, deadline_s = deadlines_of(model, [0, 1, share])
-    for end_s in (early_s, late_s):
-        relaxation.solve(end_s)
-    plan = DeadlineSolver(model).plan(relaxation.solve(deadline_s), 200)
-    assert plan.iteration_time_s <= deadline_s
-    assert plan.energy_j >= plan.lower_bound_j * (1 - ROUNDING)
-
-
 def test_a_deadline_between_near_ones_takes_half_the_steps() -> None:
     model = example_model(num_microbatches=24)
     early_s, between_s, late_s = deadlines_of(model, [0.1, 0.11, 0.12])

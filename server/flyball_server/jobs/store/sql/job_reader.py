@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import fields
 from datetime import datetime
 from typing import Any, TypeVar
 
 from sqlalchemy import (
-    BigInteger,
+    Column,
     ColumnElement,
     Connection,
     ScalarSelect,
     Select,
     Table,
-    case,
-    cast,
     func,
     select,
     tuple_,
@@ -26,19 +24,21 @@ from flyball_profiles.stage_profile import EnergyScope, StageProfile
 from flyball_server.jobs.conditions.changes import ProfiledConditions
 from flyball_server.jobs.loop_state import JobLoopState
 from flyball_server.jobs.measurements.step_fold import StepFold
-from flyball_server.jobs.moments import StageMoments
 from flyball_server.jobs.records import (
-    FoldPlace,
     JobRecord,
     NewestVersion,
     PlanRecord,
     RankPlace,
     RankRecord,
+    TokenRecord,
+)
+from flyball_server.jobs.step_records import (
+    FoldPlace,
+    StageMoments,
     StageTotals,
     StepDetail,
     StepRecord,
     StepTotals,
-    TokenRecord,
 )
 from flyball_server.jobs.store.sql.sql_rows import (
     RecordT,
@@ -55,8 +55,6 @@ from flyball_server.jobs.store.sql.sql_rows import (
     record_of,
 )
 from flyball_server.jobs.store.sql.sql_tables import (
-    COUNTED,
-    COUNTED_BY_STAGE,
     FOLD_PARTS,
     FOLDS,
     JOBS,
@@ -71,6 +69,8 @@ from flyball_server.jobs.store.sql.sql_tables import (
     STEP_DETAILS,
     STEPS,
     TOKENS,
+    stage_totals,
+    step_totals,
 )
 from flyball_wire.messages import JobStep, PlanVersion
 
@@ -147,21 +147,24 @@ class JobReader:
 
     def find_profile(self, job_id: str) -> StageProfile | None:
         """Return the job's newest profile, or None."""
-        query = select(PROFILES.c.document).where(self._of(PROFILES, job_id))
-        document = self._connection.execute(query).scalar_one_or_none()
+        document = self._value(PROFILES.c.document, job_id)
         return None if document is None else profile_from_text(document)
 
     def profile_scope(self, job_id: str) -> EnergyScope | None:
         """Return what the energies of the job's profile count; None: unknown, or no profile."""
-        query = select(PROFILES.c.energy_scope).where(self._of(PROFILES, job_id))
-        scope = self._connection.execute(query).scalar_one_or_none()
+        scope = self._value(PROFILES.c.energy_scope, job_id)
         return None if scope is None else EnergyScope(scope)
 
     def profiled_conditions(self, job_id: str) -> ProfiledConditions | None:
-        """Return the conditions that the job's profile was measured under; None: not recorded."""
+        """Return the conditions that the job's profile was measured under; None: not recorded.
+
+        While a job is profiled online they are those of the measurement.
+        """
         query = select(PROFILES.c.conditions).where(self._of(PROFILES, job_id))
-        text = self._connection.execute(query).scalar_one_or_none()
-        return None if text is None else profiled_conditions_of(text)
+        row = self._connection.execute(query).one_or_none()
+        if row is None:
+            return ProfiledConditions.of_probing(self.find_loop_state(job_id).probed_under)
+        return None if row.conditions is None else profiled_conditions_of(row.conditions)
 
     def kept_profiles(self, job_id: str) -> tuple[StageProfile, ...]:
         """Return the newest profile of the job measured under each conditions, newest first."""
@@ -171,13 +174,11 @@ class JobReader:
 
     def has_profile(self, job_id: str) -> bool:
         """Return whether the job has a profile; quickly found out, however large it is."""
-        query = select(PROFILES.c.job_id).where(self._of(PROFILES, job_id))
-        return self._connection.execute(query).scalar_one_or_none() is not None
+        return self._value(PROFILES.c.job_id, job_id) is not None
 
     def profile_digest(self, job_id: str) -> str | None:
         """Return the digest of the job's profile; None: no profile."""
-        query = select(PROFILES.c.digest).where(self._of(PROFILES, job_id))
-        return self._connection.execute(query).scalar_one_or_none()
+        return self._value(PROFILES.c.digest, job_id)
 
     def find_plan(self, job_id: str, version: int) -> PlanRecord | None:
         """Return one version of the job's plan, or None."""
@@ -407,10 +408,15 @@ class JobReader:
             query = query.where(STEP_DETAILS.c.rank.in_(ranks))
         return tuple(detail_of(row, job_id) for row in self._connection.execute(query))
 
+    def newest_detail(self, job_id: str, before_step: int) -> int | None:
+        """Return the newest step before this one with details; None: no step."""
+        older = self._in_range(STEP_DETAILS, job_id, 0, before_step)
+        query = select(STEP_DETAILS.c.step).where(*older).order_by(STEP_DETAILS.c.step.desc())
+        return self._connection.execute(query.limit(1)).scalar()
+
     def find_loop_state(self, job_id: str) -> JobLoopState:
         """Return the job's loop state; the default if none was ever saved."""
-        query = select(LOOP_STATES.c.document).where(self._of(LOOP_STATES, job_id))
-        document = self._connection.execute(query).scalar_one_or_none()
+        document = self._value(LOOP_STATES.c.document, job_id)
         return JobLoopState(job_id=job_id) if document is None else loop_state_of(document, job_id)
 
     def find_token(self, token_id: str) -> TokenRecord | None:
@@ -432,6 +438,11 @@ class JobReader:
                 return ""
             self._keys[job_id] = key
         return self._keys[job_id]
+
+    def _value(self, column: Column[str], job_id: str) -> str | None:
+        """Return the column of the job's only row in its table; None: no row, or NULL."""
+        query = select(column).where(self._of(column.table, job_id))
+        return self._connection.execute(query).scalar_one_or_none()
 
     def _of(self, table: Table, job_id: str) -> ColumnElement[bool]:
         return table.c.job_id == self._key(job_id)
@@ -474,54 +485,6 @@ def some_at_a_time(keys: Collection[_Key], *, num_values: int = 1) -> Iterator[l
     rising, most = sorted(set(keys)), _MOST_IN_A_QUERY // num_values
     for start in range(0, len(rising), most):
         yield rising[start : start + most]
-
-
-def step_totals(*conditions: ColumnElement[bool]) -> Select[Any]:
-    """Return the query of the totals, over ranks, of each step of STEPS under these conditions."""
-    totals: list[ColumnElement[Any]] = [
-        STEPS.c.step,
-        func.count().label("num_ranks"),
-        func.min(STEPS.c.plan_version).label("lowest_version"),
-        func.max(STEPS.c.plan_version).label("newest_version"),
-        func.count(STEPS.c.plan_version).label("num_with_plan"),
-        func.count(STEPS.c.unknown_version).label("num_unknown"),
-        *_times_and_energies(),
-        *_sums(COUNTED),
-        func.max(STEPS.c.stored_at).label("stored_at"),
-    ]
-    return select(*totals).where(*conditions).group_by(STEPS.c.step)
-
-
-def stage_totals(*conditions: ColumnElement[bool]) -> Select[Any]:
-    """Return the query of the totals of the ranks of a stage that ran one version in a step."""
-    group = (STEPS.c.step, RANKS.c.stage, STEPS.c.plan_version, STEPS.c.unknown_version)
-    totals: list[ColumnElement[Any]] = [
-        *group,
-        func.count().label("num_ranks"),
-        *_times_and_energies(),
-        *_sums(COUNTED_BY_STAGE),
-        func.count(STEPS.c.sm_clock_mhz).label("num_with_clock"),
-        func.avg(STEPS.c.sm_clock_mhz).label("sm_clock_mhz"),
-    ]
-    return select(*totals).join_from(STEPS, RANKS, _of_rank()).where(*conditions).group_by(*group)
-
-
-def _times_and_energies() -> tuple[ColumnElement[Any], ...]:
-    energy_j = STEPS.c.energy_j
-    is_whole = func.count(energy_j) == func.count()
-    return (
-        func.max(STEPS.c.time_s).label("time_s"),
-        case((is_whole, func.sum(energy_j))).label("energy_j"),
-    )
-
-
-def _sums(names: Iterable[str]) -> Iterator[ColumnElement[Any]]:
-    # PostgreSQL's sums of whole numbers are decimals.
-    return (cast(func.sum(STEPS.c[name]), BigInteger).label(name) for name in names)
-
-
-def _of_rank() -> ColumnElement[bool]:
-    return (RANKS.c.job_id == STEPS.c.job_id) & (RANKS.c.rank == STEPS.c.rank)
 
 
 def _first_of_newest(

@@ -20,22 +20,15 @@ from flyball_profiles.stage_profile import StageProfile
 from flyball_server.jobs.errors import UnknownJobError
 from flyball_server.jobs.loop_state import JobLoopState
 from flyball_server.jobs.measurements.step_fold import StepFold
-from flyball_server.jobs.moments import StageMoments, merged_moments
-from flyball_server.jobs.records import (
+from flyball_server.jobs.records import JobRecord, PlanRecord, RankRecord, TokenRecord
+from flyball_server.jobs.step_records import (
     FoldPlace,
-    JobRecord,
-    PlanRecord,
-    RankRecord,
+    StageMoments,
     StepDetail,
     StepRecord,
-    TokenRecord,
+    merged_moments,
 )
-from flyball_server.jobs.store.sql.job_reader import (
-    JobReader,
-    some_at_a_time,
-    stage_totals,
-    step_totals,
-)
+from flyball_server.jobs.store.sql.job_reader import JobReader, some_at_a_time
 from flyball_server.jobs.store.sql.sql_rows import (
     detail_values,
     fold_rows,
@@ -65,6 +58,8 @@ from flyball_server.jobs.store.sql.sql_tables import (
     STEP_DETAILS,
     STEPS,
     TOKENS,
+    stage_totals,
+    step_totals,
 )
 
 # Makes an INSERT with `on_conflict_do_update`, for which SQL has no common syntax.

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields
 from datetime import datetime
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from sqlalchemy import Row
 
@@ -21,17 +21,20 @@ from flyball_server.jobs.conditions.changes import ProfiledConditions
 from flyball_server.jobs.job_state import JobInput
 from flyball_server.jobs.loop_state import JobLoopState
 from flyball_server.jobs.measurements.step_fold import StepFold, VersionFold
-from flyball_server.jobs.moments import Moments, StageMoments
-from flyball_server.jobs.records import JobRecord, PlanRecord, Record, StepDetail, StepTotals
+from flyball_server.jobs.records import JobRecord, PlanRecord, Record
+from flyball_server.jobs.step_records import (
+    InstructionKey,
+    Moments,
+    StageMoments,
+    StepDetail,
+    StepTotals,
+)
+from flyball_server.kit.checked_documents import adapter_of
 from flyball_server.kit.lru import Lru
 from flyball_server.planning.documents.plan_document import plan_document, plan_from_document
 from flyball_wire.messages import JobSpec, JobState, JobStep, MeasurementDetail
 from flyball_wire.options import STORED
 from flyball_wire.plans.plan import Plan
-
-if TYPE_CHECKING:
-    from pydantic import TypeAdapter
-
 
 _OF_POINT = tuple(field.name for field in fields(OperatingPoint))
 
@@ -88,18 +91,13 @@ def _digested(profile: StageProfile) -> bytes:
 def profiled_conditions_text(profile: StageProfile) -> str | None:
     """Return the conditions of a profile as JSON; None: none are recorded."""
     profiled = ProfiledConditions.of(profile)
-    if profiled is None:
-        return None
-    under = [None if one is None else str(one) for one in profiled.of_stages]
-    return json.dumps({"of_stages": under, "power_w": profiled.power_w})
+    return None if profiled is None else adapter_of(ProfiledConditions).dump_json(profiled).decode()
 
 
 @functools.lru_cache(maxsize=256)
 def profiled_conditions_of(text: str) -> ProfiledConditions:
     """Return the conditions of a text written by `profiled_conditions_text`."""
-    document = json.loads(text)
-    of_stages = tuple(map(_optional(conditions_of), document["of_stages"]))
-    return ProfiledConditions(of_stages=of_stages, power_w=tuple(document["power_w"]))
+    return cast("ProfiledConditions", adapter_of(ProfiledConditions).validate_json(text))
 
 
 # Each version's ranks request their job's profile, and one of 64 stages takes 0.3 s to read.
@@ -148,7 +146,7 @@ def _spec_of(document: str) -> JobSpec:
     known = {field.name for field in fields(JobSpec)}
     if not given.keys() <= known:  # a newer planner's options
         document = json.dumps({name: given[name] for name in given.keys() & known})
-    return cast("JobSpec", _reader_of(JobSpec).validate_json(document, context=STORED))
+    return cast("JobSpec", adapter_of(JobSpec).validate_json(document, context=STORED))
 
 
 # By field: the function from a column's value to the record's.
@@ -217,14 +215,18 @@ def job_step_of(
     )
 
 
+# JSON has no tuples as keys.
+_INSTRUCTION_MOMENTS = tuple[tuple[InstructionKey, Moments], ...]
+
+
 def moments_values(job_id: str, moments: StageMoments) -> dict[str, Any]:
     """Return the row of a stage's moments."""
-    listed = [[key, each.count, each.mean, each.m2] for key, each in moments.instructions_s.items()]
+    items = tuple(moments.instructions_s.items())
     return {
         "job_id": job_id,
         "plan_version": moments.plan_version or 0,
         "stage": moments.stage,
-        "document": json.dumps(listed),
+        "document": adapter_of(_INSTRUCTION_MOMENTS).dump_json(items).decode(),
     }
 
 
@@ -233,10 +235,7 @@ def moments_of(row: Row[Any]) -> StageMoments:
     return StageMoments(
         plan_version=row.plan_version or None,
         stage=row.stage,
-        instructions_s={
-            cast("Any", _with_tuples(key)): Moments(count=count, mean=mean, m2=m2)
-            for key, count, mean, m2 in json.loads(row.document)
-        },
+        instructions_s=dict(adapter_of(_INSTRUCTION_MOMENTS).validate_json(row.document)),
     )
 
 
@@ -246,9 +245,9 @@ _APART = {"versions", "changed"}
 
 def fold_rows(job_id: str, fold: StepFold) -> list[dict[str, Any]]:
     """Return the rows of the totals, and of the versions in them that have changed."""
-    whole = _reader_of(StepFold).dump_json(fold, exclude=_APART)
+    whole = adapter_of(StepFold).dump_json(fold, exclude=_APART)
     documents = {ALL_VERSIONS: whole} | {
-        version: _reader_of(VersionFold).dump_json(fold.versions[version])
+        version: adapter_of(VersionFold).dump_json(fold.versions[version])
         for version in fold.changed
     }
     return [
@@ -259,9 +258,9 @@ def fold_rows(job_id: str, fold: StepFold) -> list[dict[str, Any]]:
 
 def fold_of(documents: Mapping[int, str]) -> StepFold:
     """Return the totals of these documents, by version."""
-    fold = cast("StepFold", _reader_of(StepFold).validate_json(documents[ALL_VERSIONS]))
+    fold = cast("StepFold", adapter_of(StepFold).validate_json(documents[ALL_VERSIONS]))
     fold.versions = {
-        version: cast("VersionFold", _reader_of(VersionFold).validate_json(document))
+        version: cast("VersionFold", adapter_of(VersionFold).validate_json(document))
         for version, document in sorted(documents.items())
         if version != ALL_VERSIONS
     }
@@ -321,38 +320,31 @@ def plan_of(row: Row[Any], job_id: str) -> PlanRecord:
     return record_of(PlanRecord, row, job_id=job_id, plan=_plan_of_text(row.document))
 
 
+_KEY_OF_DETAIL = ("job_id", "rank", "step")
+
+
 def detail_values(detail: StepDetail) -> dict[str, Any]:
     """Return the row of a step's details."""
-    return {
-        "job_id": detail.job_id,
-        "step": detail.step,
-        "rank": detail.rank,
-        "document": json.dumps(
-            [detail.by_clock, detail.instructions, detail.work, detail.step_plan]
-        ),
+    document = adapter_of(StepDetail).dump_json(
+        detail, exclude={*_KEY_OF_DETAIL}, exclude_defaults=True
+    )
+    return {name: getattr(detail, name) for name in _KEY_OF_DETAIL} | {
+        "document": document.decode()
     }
 
 
 def detail_of(row: Row[Any], job_id: str) -> StepDetail:
     """Return the details of a row of the job with this name."""
-    document = cast("tuple[Any, Any, Any, Any]", _with_tuples(json.loads(row.document)))
-    by_clock, instructions, work, step_plan = document
-    return StepDetail(
-        job_id=job_id,
-        rank=row.rank,
-        step=row.step,
-        by_clock=by_clock,
-        instructions=instructions,
-        work=work,
-        step_plan=step_plan,
-    )
+    key = {"job_id": job_id, "rank": row.rank, "step": row.step}
+    given = json.loads(row.document) | key
+    return cast("StepDetail", adapter_of(StepDetail).validate_python(given))
 
 
 def loop_state_values(loop_state: JobLoopState) -> dict[str, Any]:
     """Return the row of a job's loop state."""
     return {
         "job_id": loop_state.job_id,
-        "document": _reader_of(JobLoopState).dump_json(loop_state).decode(),
+        "document": adapter_of(JobLoopState).dump_json(loop_state).decode(),
     }
 
 
@@ -362,21 +354,7 @@ def loop_state_of(document: str, job_id: str) -> JobLoopState:
     return loop_state if loop_state.job_id == job_id else loop_state.evolve(job_id=job_id)
 
 
-def _with_tuples(value: object) -> object:
-    if not isinstance(value, list):
-        return value
-    return tuple(map(_with_tuples, cast("list[object]", value)))
-
-
 @functools.lru_cache(maxsize=64)
 def _loop_state_of(document: str) -> JobLoopState:
     """Return the loop state of a document; one with a measured profile takes long to read."""
-    return cast("JobLoopState", _reader_of(JobLoopState).validate_json(document))
-
-
-@functools.cache
-def _reader_of(record: type) -> TypeAdapter[Any]:
-    # Imported here: it takes a quarter of a second, and few commands read these.
-    from pydantic import TypeAdapter  # noqa: PLC0415
-
-    return TypeAdapter(record)
+    return cast("JobLoopState", adapter_of(JobLoopState).validate_json(document))

@@ -1,15 +1,17 @@
-"""Tables of the SQL store."""
+"""Tables of the SQL store, and the totals over rows of measured steps."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from sqlalchemy import (
     BigInteger,
     Boolean,
     CheckConstraint,
     Column,
+    ColumnElement,
     Connection,
     Float,
     ForeignKey,
@@ -17,10 +19,15 @@ from sqlalchemy import (
     Index,
     Integer,
     MetaData,
+    Select,
     String,
     Table,
     Text,
+    case,
+    cast,
+    func,
     inspect,
+    select,
     text,
 )
 
@@ -361,3 +368,51 @@ TABLES_OF_JOBS = (
     KEPT_PROFILES,
     JOBS,
 )
+
+
+def step_totals(*conditions: ColumnElement[bool]) -> Select[Any]:
+    """Return the query of the totals, over ranks, of each step of STEPS under these conditions."""
+    totals: list[ColumnElement[Any]] = [
+        STEPS.c.step,
+        func.count().label("num_ranks"),
+        func.min(STEPS.c.plan_version).label("lowest_version"),
+        func.max(STEPS.c.plan_version).label("newest_version"),
+        func.count(STEPS.c.plan_version).label("num_with_plan"),
+        func.count(STEPS.c.unknown_version).label("num_unknown"),
+        *_times_and_energies(),
+        *_sums(COUNTED),
+        func.max(STEPS.c.stored_at).label("stored_at"),
+    ]
+    return select(*totals).where(*conditions).group_by(STEPS.c.step)
+
+
+def stage_totals(*conditions: ColumnElement[bool]) -> Select[Any]:
+    """Return the query of the totals of the ranks of a stage that ran one version in a step."""
+    group = (STEPS.c.step, RANKS.c.stage, STEPS.c.plan_version, STEPS.c.unknown_version)
+    totals: list[ColumnElement[Any]] = [
+        *group,
+        func.count().label("num_ranks"),
+        *_times_and_energies(),
+        *_sums(COUNTED_BY_STAGE),
+        func.count(STEPS.c.sm_clock_mhz).label("num_with_clock"),
+        func.avg(STEPS.c.sm_clock_mhz).label("sm_clock_mhz"),
+    ]
+    return select(*totals).join_from(STEPS, RANKS, _of_rank()).where(*conditions).group_by(*group)
+
+
+def _times_and_energies() -> tuple[ColumnElement[Any], ...]:
+    energy_j = STEPS.c.energy_j
+    is_whole = func.count(energy_j) == func.count()
+    return (
+        func.max(STEPS.c.time_s).label("time_s"),
+        case((is_whole, func.sum(energy_j))).label("energy_j"),
+    )
+
+
+def _sums(names: Iterable[str]) -> Iterator[ColumnElement[Any]]:
+    # PostgreSQL's sums of whole numbers are decimals.
+    return (cast(func.sum(STEPS.c[name]), BigInteger).label(name) for name in names)
+
+
+def _of_rank() -> ColumnElement[bool]:
+    return (RANKS.c.job_id == STEPS.c.job_id) & (RANKS.c.rank == STEPS.c.rank)

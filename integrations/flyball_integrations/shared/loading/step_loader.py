@@ -1,0 +1,302 @@
+"""Loader that reads one step ahead, so that the step's work is known while the one before runs."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Generic, NamedTuple, TypeVar, cast
+
+from torch.utils._pytree import register_pytree_node
+
+from flyball_integrations.shared.loading.loader_position import LoaderPosition
+from flyball_integrations.shared.loading.step_work import StepAnnouncer
+
+_logger = logging.getLogger(__name__)
+
+B = TypeVar("B")
+# Of loaders that accelerate has prepared, which read one batch ahead themselves.
+_IS_LAST = "end_of_dataloader"
+
+
+class StepLoader(Generic[B]):
+    """Items of a loader, read one step ahead and announced.
+
+    Items and their order are the loader's. With each item of a step that is given, one of the next
+    step is read, which is announced with the last. `state_dict`, the loader's own too, is that
+    before what was read ahead. A pass reads nothing of the next one. All other attributes are the
+    loader's. A pass of an iterator begins with what was read ahead as the one before it was left.
+
+    Args:
+        loader: of batches.
+        lengths: returns a batch's lengths, as the announcer takes them.
+        find_announcer: returns the announcer; None: none yet, and nothing is read ahead.
+        num_batches: number of batches in a step; None: one.
+        gives_lists: True: with `num_batches`, those of a step come as a list.
+    """
+
+    def __init__(
+        self,
+        loader: Iterable[B],
+        *,
+        lengths: Callable[[B], Any],
+        find_announcer: Callable[[], StepAnnouncer | None],
+        num_batches: int | None = None,
+        gives_lists: bool = True,
+    ) -> None:
+        if num_batches is not None and num_batches < 1:
+            raise ValueError(f"accumulate must be at least 1, not {num_batches}")
+        self._loader = loader
+        self._lengths = lengths
+        self._find_announcer = find_announcer
+        self._num_batches = num_batches or 1
+        self._gives_lists = gives_lists and num_batches is not None
+        self._position = LoaderPosition(loader)
+        self._is_broken = False
+        self._pass: _Pass[B] = _Pass()
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - the loader's
+        if name.startswith("__") or name == "_loader":  # as a copy looks for them
+            raise AttributeError(name)
+        return getattr(self._loader, name)
+
+    def __len__(self) -> int:
+        size = len(cast("Sequence[B]", self._loader))
+        return math.ceil(size / self._num_batches) if self._gives_lists else size
+
+    def __iter__(self) -> Iterator[Any]:
+        batches = iter(self._loader)
+        is_iterator = cast("object", batches) is self._loader
+        goes_on = is_iterator and not self._position.is_lost
+        if not goes_on or not (self._pass.now or self._pass.ahead):
+            self._position.release()
+        own = self._pass = self._pass.go_on() if goes_on else _Pass()
+        own.source = _Source(self._loader, batches)
+        try:
+            yield from self._steps(own)
+        except GeneratorExit:  # the loop was left
+            own.source = None
+            if self._pass is own and not is_iterator:
+                self._position.watch()
+                self._pass = _Pass()
+            raise
+
+    def _steps(self, own: _Pass[B]) -> Iterator[Any]:
+        """Yield what each step of a pass is given."""
+        announced: int | None = None
+        yield from self._given(own)
+        own.fill(self._num_batches)
+        while own.ahead:
+            own.now, own.ahead = own.ahead, deque()
+            is_last = own.now[-1].is_last
+            announcer = self._announcer()
+            if announcer is not None:
+                step = announcer.next_step
+                if step != announced:
+                    self._announce(announcer, own.now, step)
+            if announcer is None or is_last:
+                yield from self._given(own)
+                own.fill(self._num_batches)
+                announced = None
+            else:
+                announced = step + 1
+                ahead = _ReadAhead(own, self._num_batches, self._announcing(announcer, announced))
+                yield from self._given(own, ahead)
+                ahead.finish()
+        self._position.release()
+        failed, own.failed = own.failed, None
+        if failed is not None:
+            raise failed
+
+    def _announcer(self) -> StepAnnouncer | None:
+        """Return the announcer, with the position kept; None: nothing is read ahead."""
+        announcer = self._find_announcer()
+        if announcer is not None and not self._is_broken and self._position.hold():
+            return announcer
+        self._position.release()
+        return None
+
+    def _given(self, own: _Pass[B], ahead: _ReadAhead[B] | None = None) -> Iterator[Any]:
+        """Yield what a step is given, of which what was given is removed."""
+        read = list(own.now)
+        giving = partial(self._give, read, ahead)
+        if self._gives_lists:
+            own.now.clear()
+            if read:
+                yield _Batches((each.batch for each in read), giving)
+            return
+        for number, each in enumerate(read):
+            own.now.popleft()
+            giving(number)
+            yield each.batch
+
+    def _give(self, read: Sequence[_Read[B]], ahead: _ReadAhead[B] | None, number: int) -> None:
+        """Read ahead with a batch of a step; accelerate's loader is then where it would be."""
+        if ahead is not None:
+            ahead.go_on(number)
+        if hasattr(self._loader, _IS_LAST):
+            setattr(self._loader, _IS_LAST, read[number].is_last)
+
+    def _announcing(
+        self, announcer: StepAnnouncer, step: int
+    ) -> Callable[[Iterable[_Read[B]]], None]:
+        return lambda batches: self._announce(announcer, batches, step)
+
+    def _announce(self, announcer: StepAnnouncer, batches: Iterable[_Read[B]], step: int) -> None:
+        if self._is_broken:  # since this step's own lengths
+            return
+        try:
+            work = [self._lengths(each.batch) for each in batches]
+        except Exception as error:
+            self._is_broken = True
+            _logger.warning("steps are no longer announced: lengths: %s", error)
+            return
+        announcer.announce(work, step)
+
+
+class _Read(NamedTuple, Generic[B]):
+    """Batch that was read."""
+
+    batch: B
+    #: Whether accelerate's loader knows that it is the last one.
+    is_last: bool
+
+
+class _Source(Generic[B]):
+    """Batches of a pass, as the loader gives them.
+
+    Args:
+        loader: of the batches.
+        batches: its iterator.
+    """
+
+    def __init__(self, loader: object, batches: Iterator[B]) -> None:
+        self._loader = loader
+        self._batches = batches
+
+    def read(self) -> _Read[B] | None:
+        """Read one; None: there are no more."""
+        for batch in self._batches:
+            return _Read(batch, bool(getattr(self._loader, _IS_LAST, False)))
+        return None
+
+
+@dataclass
+class _Pass(Generic[B]):
+    """What a pass has read and not given yet."""
+
+    now: deque[_Read[B]] = field(default_factory=deque)
+    ahead: deque[_Read[B]] = field(default_factory=deque)
+    #: Raised by the loader for the step that follows.
+    failed: Exception | None = None
+    #: Of further batches; None: the pass has not begun, or was left.
+    source: _Source[B] | None = None
+
+    def go_on(self) -> _Pass[B]:
+        """Return a pass that begins with what is left of this one."""
+        return _Pass(self.now, self.ahead, self.failed)
+
+    def fill(self, num_batches: int) -> None:
+        """Read what is missing of the step that follows; raise what the loader raises."""
+        try:
+            while self.failed is None and not self.is_whole(num_batches):
+                if not self.read():
+                    return
+        except Exception:
+            self.ahead.clear()
+            raise
+
+    def is_whole(self, num_batches: int) -> bool:
+        """Return whether all of the step that follows was read."""
+        return len(self.ahead) == num_batches or any(each.is_last for each in self.ahead)
+
+    def read(self) -> bool:
+        """Read a batch of the step that follows; return whether there was one."""
+        read = None if self.source is None else self.source.read()
+        if read is not None:
+            self.ahead.append(read)
+        return read is not None
+
+
+class _ReadAhead(Generic[B]):
+    """Reading of the step that follows, with each batch of this one a part of it.
+
+    Args:
+        own: pass, whose batches of this step are not given yet.
+        num_batches: number of batches in a step.
+        then: called with the step's batches once they are read.
+    """
+
+    def __init__(
+        self, own: _Pass[B], num_batches: int, then: Callable[[Iterable[_Read[B]]], None]
+    ) -> None:
+        self._own = own
+        self._num_batches = num_batches
+        self._then = then
+        self._num_now = len(own.now)
+        self._is_over = False
+
+    def go_on(self, number: int) -> None:
+        """Read what belongs to a batch of this step, which is given now."""
+        self._read_to(math.ceil((1 + number) * self._num_batches / self._num_now))
+
+    def finish(self) -> None:
+        """Read what is left of it."""
+        self._read_to(self._num_batches)
+
+    def _read_to(self, number: int) -> None:
+        own = self._own
+        while own.source is not None and not self._is_over and len(own.ahead) < number:
+            try:
+                has_read = own.read()
+            except Exception as error:  # of the next step, and raised there
+                own.failed, self._is_over = error, True
+                own.ahead.clear()
+                return
+            if not has_read or own.is_whole(self._num_batches):
+                self._is_over = True
+                if own.ahead:
+                    self._then(own.ahead)
+
+
+class _Batches(list[Any]):
+    """Batches of a step; as they are taken, in a loop or by index, those of the next one are read.
+
+    Each tells accelerate's loader whether it is the last one: `Accelerator.accumulate` ends a step
+    there. Copies are plain lists, and for torch's trees it is one.
+
+    Args:
+        batches: of the step.
+        giving: called with the number of each, before it is taken.
+    """
+
+    def __init__(
+        self, batches: Iterable[Any], giving: Callable[[int], None] = lambda _: None
+    ) -> None:
+        super().__init__(batches)
+        self._giving = giving
+
+    def __iter__(self) -> Iterator[Any]:
+        for number, batch in enumerate(super().__iter__()):
+            self._giving(number)
+            yield batch
+
+    def __getitem__(self, index: Any) -> Any:  # noqa: ANN401 - a number or a slice
+        found = super().__getitem__(index)
+        numbers = range(len(self))[index]
+        for number in numbers if isinstance(numbers, range) else [numbers]:
+            self._giving(number)
+        return found
+
+    def __reduce__(self) -> tuple[type[list[Any]], tuple[list[Any]]]:
+        return list, (super().__getitem__(slice(None)),)
+
+
+register_pytree_node(
+    _Batches,
+    lambda batches: (list(batches), None),
+    lambda batches, _: list(batches),
+)

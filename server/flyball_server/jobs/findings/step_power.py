@@ -1,0 +1,195 @@
+"""Reconciler of a target `power:` in jobs whose steps have clocks of their own.
+
+A step's deadline is its time at the highest clocks times a ratio that the plan was made with. The
+plan meets the target for the work of an average step; the steps' mean power is another one, since
+their bubbles and slowest pipelines differ. It is measured over blocks of steps, and the ratio of
+the next version corrected by it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from flyball_pipeline.errors import PipelineError
+from flyball_profiles.stage_profile import StageProfile
+from flyball_server.jobs.findings.noting import note_findings
+from flyball_server.jobs.findings.stragglers import DetectionWindow, advanced_window
+from flyball_server.jobs.job_state import OVER
+from flyball_server.jobs.loop_state import JobLoopState, StepPower
+from flyball_server.jobs.measurements.announced_work import deadline_ratio
+from flyball_server.jobs.records import JobRecord
+from flyball_server.jobs.registry.inspection import require_job, require_plan
+from flyball_server.jobs.services import JobServices
+from flyball_server.jobs.step_records import StepTotals
+from flyball_server.jobs.store.sql.job_reader import JobReader
+from flyball_server.jobs.versions.planning import read_planning
+from flyball_server.kit.lru import Lru
+from flyball_server.planning.documents.predicted_timeline import planned_models
+from flyball_wire.plans.plan import Plan
+from flyball_wire.targets import parse_target
+
+# Number of steps of a block. A change is made after one block, each later one after twice as many,
+# up to 2^4.
+BLOCK_STEPS = 32
+_MOST_DOUBLINGS = 4
+# Share by which the mean power may miss its target, and the number of its standard errors.
+LEAST_MISS, _STANDARD_ERRORS = 0.005, 2.0
+# Exponent of the ratio by which power falls while only one ratio was measured, and its range where
+# two were. It is 1 where steps get longer at the same energy.
+_EXPONENT, _EXPONENTS = 2.0, (1.0, 4.0)
+_RATIO_DIGITS, _SAME_RATIO = 4, 2e-4
+_KEPT_JOBS = 32
+
+
+class StepPowerReconciler:
+    """Reconciler that corrects the deadlines of steps where their mean power misses its target."""
+
+    order = 56
+
+    def __init__(self) -> None:
+        self._seen = Lru[str, DetectionWindow](_KEPT_JOBS)
+
+    def runs_after_posts(self, reader: JobReader, job: JobRecord) -> bool:
+        """Return whether the job's steps have plans, and a target `power:`."""
+        return _is_watched(job, reader.find_loop_state(job.job_id))
+
+    def __call__(self, services: JobServices, job_id: str) -> None:
+        """Give ranks another ratio if the newest steps miss the target."""
+        with services.store.reading() as reader:
+            job, loop_state = require_job(reader, job_id), reader.find_loop_state(job_id)
+            if not _is_watched(job, loop_state):
+                return
+            if not read_planning(reader, job).is_planned(services):
+                return
+            found = self._found(reader, job, loop_state)
+        if found is None or found == loop_state.step_power:
+            return
+
+        def changed(now: JobRecord, current: JobLoopState) -> JobLoopState:
+            is_same = job.is_same_work(now) and current.step_power == loop_state.step_power
+            return current.evolve(step_power=found) if is_same else current
+
+        note_findings(services, job_id, changed, "its steps' mean power was compared")
+
+    def _found(
+        self, reader: JobReader, job: JobRecord, loop_state: JobLoopState
+    ) -> StepPower | None:
+        """Return what the newest steps say; None: too few have run since the last look."""
+        seen = advanced_window(reader, job, self._seen)
+        if seen is None or seen.version != loop_state.timed_version:
+            return None
+        if seen.newest_step - seen.detected_at_step < BLOCK_STEPS:
+            return None
+        seen.detected_at_step = seen.newest_step
+        plan = require_plan(reader, job.job_id, seen.version).plan
+        known = loop_state.step_power
+        if known is None or known.target != plan.target:
+            known = StepPower(target=plan.target, factor=1.0 if known is None else known.factor)
+        num_steps = BLOCK_STEPS * 2 ** min(known.num_changes, _MOST_DOUBLINGS)
+        steps = reader.list_step_totals(
+            job.job_id,
+            after_step=max(seen.newest_step - num_steps, seen.first_step),
+            limit=num_steps,
+        )
+        num_ranks, profile = job.spec.num_expected_ranks, reader.find_profile(job.job_id)
+        usable = [
+            each
+            for each in steps
+            if each.num_ranks == each.num_with_plan == num_ranks
+            and each.lowest_version == each.newest_version == seen.version
+        ]
+        if profile is None or 2 * len(usable) < num_steps:
+            return None
+        measured = _power_of(usable, sum(profile.num_ranks_per_stage) / num_ranks)
+        return None if measured is None else corrected(known, plan, profile, *measured)
+
+
+def corrected(
+    known: StepPower, plan: Plan, profile: StageProfile, power_w: float, error: float
+) -> StepPower:
+    """Return the correction after a measurement; the same where it is good enough.
+
+    Args:
+        known: correction that the measured steps ran with.
+        plan: their plan.
+        profile: the job's profile.
+        power_w: mean power of the GPUs of the profile, W.
+        error: standard error of that, as a share.
+    """
+    share = power_w / parse_target(plan.target).value
+    ratio = deadline_ratio(plan, known)
+    if abs(math.log(share)) <= max(LEAST_MISS, _STANDARD_ERRORS * error):
+        return replace(known, least_power_w=None)
+    longest = _longest_ratio(plan, profile)
+    moved = ratio * share ** (1 / _exponent(known, ratio, share))
+    wanted = round(min(max(moved, 1.0), longest), _RATIO_DIGITS)
+    if math.isclose(wanted, ratio, rel_tol=_SAME_RATIO):
+        # Power below the target at the highest clocks is as it should be.
+        return replace(known, least_power_w=round(power_w, 1) if share > 1 else None)
+    return replace(
+        known,
+        factor=known.factor * wanted / ratio,
+        before=(ratio, share),
+        num_changes=known.num_changes + 1,
+        least_power_w=None,
+    )
+
+
+def _exponent(known: StepPower, ratio: float, share: float) -> float:
+    """Return by which power of the ratio the steps' mean power falls."""
+    if known.before is None:
+        return _EXPONENT
+    ratio_before, share_before = known.before
+    change = math.log(ratio / ratio_before)
+    if not change:
+        return _EXPONENT
+    low, high = _EXPONENTS
+    return min(max(-math.log(share / share_before) / change, low), high)
+
+
+def _longest_ratio(plan: Plan, profile: StageProfile) -> float:
+    """Return the ratio from which on all instructions run at their least-energy clocks."""
+    try:
+        model, _ = planned_models(profile, plan)[0]
+    except PipelineError:
+        return 1.0
+    ratios = [1.0]
+    for stage, points in zip(model.dag.stage, model.points, strict=True):
+        power_w = model.stage_blocking_power_w[stage]
+        least = min(points, key=lambda each: each.energy_j - power_w * each.time_s)
+        ratios.append(least.time_s / points[0].time_s)
+    return round(max(ratios), _RATIO_DIGITS)
+
+
+def _power_of(steps: Sequence[StepTotals], of_all: float) -> tuple[float, float] | None:
+    """Return the mean power in W and its standard error as a share; None: it is not known.
+
+    Args:
+        steps: measured steps.
+        of_all: share of the job's GPUs that the profile counts.
+    """
+    energies_j = [each.energy_j for each in steps if each.energy_j is not None]
+    times_s = [each.time_s for each in steps]
+    if len(energies_j) < max(len(steps), 2) or min(energies_j) < 0 or sum(energies_j) <= 0:
+        return None
+    num, energy_j = len(steps), math.fsum(energies_j)
+    power_w = energy_j / math.fsum(times_s)
+    deviations_j = [one - power_w * time_s for one, time_s in zip(energies_j, times_s, strict=True)]
+    error_j = math.sqrt(math.fsum(each**2 for each in deviations_j) * num / (num - 1))
+    return power_w * of_all, error_j / energy_j
+
+
+def _is_watched(job: JobRecord, loop_state: JobLoopState) -> bool:
+    work = loop_state.planned_inputs.step_work
+    target = loop_state.planned_inputs.target or job.spec.target
+    return (
+        parse_target(target).kind == "power"
+        and work is not None
+        and work.num_microbatches > 0
+        and work == loop_state.work
+        and job.state not in OVER
+        and job.problem is None
+        and loop_state.open_comparison is None
+    )

@@ -1,0 +1,71 @@
+"""Places of ranks, exchanged at `attach` through the store: ranks that announce, and others."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch.distributed
+
+from flyball_client.steps.agreement import AgreementError
+from flyball_integrations.shared import step_agreement
+from flyball_integrations.shared.step_agreement import _Places, decline_to_agree
+
+NUM_RANKS = 4
+
+
+@pytest.fixture
+def on_ranks(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[int], object]], list[object]]:
+    """Call a function on all ranks, each in a thread, with one store."""
+    store, here = torch.distributed.HashStore(), threading.local()
+    world = step_agreement.torch.distributed
+    monkeypatch.setattr(world, "get_rank", lambda: here.rank)
+    monkeypatch.setattr(world, "get_world_size", lambda: NUM_RANKS)
+    monkeypatch.setattr(world, "is_initialized", lambda: True)
+    monkeypatch.setattr(world.distributed_c10d, "_get_default_store", lambda: store)
+
+    def on_ranks(call: Callable[[int], object]) -> list[object]:
+        def on_rank(rank: int) -> object:
+            here.rank = rank
+            try:
+                return call(rank)
+            except AgreementError as error:
+                return str(error)
+
+        with ThreadPoolExecutor(NUM_RANKS) as threads:
+            return list(threads.map(on_rank, range(NUM_RANKS)))
+
+    return on_ranks
+
+
+OnRanks = Callable[[Callable[[int], object]], list[object]]
+
+
+@pytest.mark.parametrize(
+    ("silent", "shown"), [({2}, "rank 2 does"), ({0}, "rank 0 does"), ({1, 3}, "ranks 1, 3 do")]
+)
+def test_ranks_that_announce_learn_at_once_which_do_not(
+    on_ranks: OnRanks, silent: set[int], shown: str
+) -> None:
+    def call(rank: int) -> object:
+        if rank in silent:
+            return decline_to_agree()
+        return _Places().exchange((rank, 0, 0, 0), 20.0)
+
+    for rank, found in enumerate(on_ranks(call)):
+        assert found == (
+            None
+            if rank in silent
+            else f"rank {rank} announces work, and {shown} not; give announces_work=True on all"
+            " ranks or on none"
+        )
+
+
+def test_ranks_that_decline_wait_for_nobody_and_may_announce_the_next_time(
+    on_ranks: OnRanks,
+) -> None:
+    on_ranks(lambda rank: decline_to_agree())
+    places = [(rank, 0, 0, 0) for rank in range(NUM_RANKS)]
+    assert on_ranks(lambda rank: _Places().exchange(places[rank], 20.0)) == [places] * NUM_RANKS
