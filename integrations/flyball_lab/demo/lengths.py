@@ -145,8 +145,8 @@ class LengthsResult:
             f"Predicted: mean of {len(self.predicted_j)} steps, as their ranks planned them.",
             f"Emulated: 8 of 10 sequences have {short} to {long} tokens, for"
             f" which a GPU takes {work_factor(short):.2f} to {work_factor(long):.2f} times the"
-            f" time and energy in its profile; the longest has {lengths[-1]}. The planner learns this"
-            " from announced lengths and from the times of the first steps.",
+            f" time and energy in its profile; the longest has {lengths[-1]}. The planner learns"
+            " this from announced lengths and from the times of the first steps.",
         ]
 
     def document(self, *, failed: str | None, unjudged: str | None) -> dict[str, Any]:
