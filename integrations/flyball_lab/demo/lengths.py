@@ -143,10 +143,10 @@ class LengthsResult:
             f"Measured: {each.num_steps} steps on plans of their own, in turn with steps at the"
             " highest clocks; means with their 95 % intervals.",
             f"Predicted: mean of {len(self.predicted_j)} steps, as their ranks planned them.",
-            f"Emulated: a sequence has {short} to {long} tokens (8 of 10), {lengths[-1]} at most,"
-            f" for which a GPU takes {work_factor(short):.2f} to {work_factor(long):.2f} times the"
-            " time and energy in its profile. The planner learns that from announced lengths and"
-            " from the times of the first steps.",
+            f"Emulated: 8 of 10 sequences have {short} to {long} tokens, for"
+            f" which a GPU takes {work_factor(short):.2f} to {work_factor(long):.2f} times the"
+            f" time and energy in its profile; the longest has {lengths[-1]}. The planner learns"
+            " this from announced lengths and from the times of the first steps.",
         ]
 
     def document(self, *, failed: str | None, unjudged: str | None) -> dict[str, Any]:
