@@ -46,7 +46,7 @@ def test_the_figures_name_the_steps_that_did_not_run_as_planned(
     expect(remarks.first).to_contain_text("No step at the highest clocks was measured")
     expect(remarks.nth(1)).to_contain_text("In 20 of 29 counted steps")
     expect(remarks.nth(1)).to_contain_text("9 other steps on the plan had none.")
-    expect(remarks.last).to_contain_text("1 step left out: the first after a change of version")
+    expect(remarks.last).to_contain_text("1 step left out: first after a change of version")
 
 
 def target_of(planner: LivePlanner) -> str:
