@@ -59,6 +59,7 @@ class WorkingRanks:
         error: deviation of times that a microbatch's instructions share.
         slowdowns: times of a rank's instructions over those of other ranks; no entry: 1.
         are_posted: false where the planner needs none of the steps.
+        unmeasured_every: number of steps after which rank 0's energy is missing; 0: it never is.
     """
 
     services: JobServices
@@ -74,6 +75,7 @@ class WorkingRanks:
     slowdowns: Mapping[int, float] = field(default_factory=dict[int, float])
     waiting_power_w: float = 70.0
     are_posted: bool = True
+    unmeasured_every: int = 0
     step: int = 0
     parts: dict[int, RankPlan] = field(default_factory=dict[int, RankPlan])
     _chance: random.Random = field(default_factory=lambda: random.Random(5))
@@ -241,14 +243,16 @@ class WorkingRanks:
         part, rank = self.parts[dp_rank], dp_rank * self.num_stages + stage
         nodes = [node for node, of in enumerate(model.dag.stage) if of == stage]
         busy_s = sum(durations_s[node] for node in nodes)
+        energy_j = sum(energies_j[node] for node in nodes)
+        energy_j += self.waiting_power_w * (time_s - busy_s)
+        every = self.unmeasured_every
         record = StepRecord(
             job_id="job",
             rank=rank,
             step=self.step,
             plan_version=part.version,
             time_s=time_s,
-            energy_j=sum(energies_j[node] for node in nodes)
-            + self.waiting_power_w * (time_s - busy_s),
+            energy_j=None if rank == 0 and every and self.step % every == 0 else energy_j,
         )
         reports = tuple(
             (

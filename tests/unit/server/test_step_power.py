@@ -156,7 +156,10 @@ def test_a_factor_of_another_target_does_not_hold_back_a_correction(services: Jo
     assert deadline_ratio(plan, found) == pytest.approx(1.1, abs=1e-4)
 
 
-def test_the_planner_corrects_the_deadlines_of_the_next_version(services: JobServices) -> None:
+@pytest.mark.parametrize("unmeasured_every", [0, 5])
+def test_the_planner_corrects_the_deadlines_of_the_next_version(
+    services: JobServices, unmeasured_every: int
+) -> None:
     working = job(
         services,
         {"num_stages": 1, "num_microbatches": 2, "num_ranks": 2, "target": "power:130"},
@@ -166,6 +169,7 @@ def test_the_planner_corrects_the_deadlines_of_the_next_version(services: JobSer
         draw=lambda chance: uneven(chance, 2),
         error=0.005,
     )
+    working.unmeasured_every = unmeasured_every
     measured(working, 49)
     measured(working, 49)
     reconciler = StepPowerReconciler()

@@ -99,6 +99,7 @@ class StepPowerReconciler:
             for each in steps
             if each.num_ranks == each.num_with_plan == num_ranks
             and each.lowest_version == each.newest_version == seen.version
+            and each.energy_j is not None
         ]
         if profile is None or 2 * len(usable) < num_steps:
             return None
