@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 
 from flyball_pipeline.errors import PipelineError
 from flyball_server.jobs.errors import InvalidFieldError, MissingProfileError
+from flyball_server.jobs.measurements.step_reading import gpus_over_profile
 from flyball_server.jobs.reconcile.solve import SupersededError, solve
 from flyball_server.jobs.records import JobRecord
 from flyball_server.jobs.registry.inspection import require_job
@@ -18,8 +21,9 @@ from flyball_server.planning.stragglers.slowed_pipelines import (
     SlowedRequest,
     make_slowed_frontier,
 )
+from flyball_wire.closed_loop import ComparedPlan
 from flyball_wire.plan_options import DEFAULT_TARGET, Policy
-from flyball_wire.read_models import JobFrontier
+from flyball_wire.read_models import Frontier, JobFrontier
 
 MAX_REMEMBERED = 64
 
@@ -105,6 +109,28 @@ def _solved(
     except PipelineError as error:
         raise InvalidFieldError(error.field, error.message) from error
     solve_s = time.perf_counter() - started_s
+    times = gpus_over_profile(request.request.profile, job.spec.num_expected_ranks)
+    curve = _with_energies(curve, times)
     solved = JobFrontier(**vars(curve), job_id=job.job_id, solve_s=solve_s)
     memory.keep(request, num_points, solved)
     return solved
+
+
+def _with_energies(curve: Frontier, times: float) -> Frontier:
+    """Return the frontier of so many times the GPUs."""
+
+    def compared(plans: Sequence[ComparedPlan]) -> tuple[ComparedPlan, ...]:
+        return tuple(replace(each, energy_j=times * each.energy_j) for each in plans)
+
+    points = (
+        replace(each, energy_j=times * each.energy_j, lower_bound_j=times * each.lower_bound_j)
+        for each in curve.points
+    )
+    return replace(
+        curve,
+        points=tuple(points),
+        baseline=compared([curve.baseline])[0],
+        envpipe=compared(curve.envpipe),
+        constant=compared(curve.constant),
+        global_clock=compared(curve.global_clock),
+    )

@@ -10,7 +10,7 @@ import dataclasses
 from datetime import datetime
 
 from flyball_profiles.stage_profile import StageProfile
-from flyball_server.jobs.measurements.step_reading import predicted_iteration
+from flyball_server.jobs.measurements.step_reading import gpus_over_profile, predicted_iteration
 from flyball_server.jobs.records import JobRecord, PlanRecord
 from flyball_server.jobs.registry.inspection import require_job, require_plan
 from flyball_server.jobs.services import JobServices
@@ -99,7 +99,7 @@ def _read_history(
         known = memory.of_job(job) | of_call
         unknown = [entry.version for entry in versions if entry.version not in known]
         if unknown and num_documents:
-            of_call |= _read(reader, job_id, unknown[:num_documents])
+            of_call |= _read(reader, job, unknown[:num_documents])
             memory.keep(job, of_call)
             known |= of_call
     if any(entry.version not in known for entry in versions):
@@ -109,19 +109,21 @@ def _read_history(
     )
 
 
-def _read(reader: JobReader, job_id: str, versions: list[int]) -> dict[int, PlanSummary]:
-    profile = reader.find_profile(job_id)
+def _read(reader: JobReader, job: JobRecord, versions: list[int]) -> dict[int, PlanSummary]:
+    profile, num_ranks = reader.find_profile(job.job_id), job.spec.num_expected_ranks
     return {
-        version: summary_of(require_plan(reader, job_id, version), profile) for version in versions
+        version: summary_of(require_plan(reader, job.job_id, version), profile, num_ranks)
+        for version in versions
     }
 
 
-def summary_of(record: PlanRecord, profile: StageProfile | None) -> PlanSummary:
+def summary_of(record: PlanRecord, profile: StageProfile | None, num_ranks: int) -> PlanSummary:
     """Return the summary of a version.
 
     Args:
         record: plan version.
         profile: the job's profile; None: no profile.
+        num_ranks: number of the job's ranks, whose energy is predicted.
     """
     plan = record.plan
     return PlanSummary(
@@ -132,7 +134,7 @@ def summary_of(record: PlanRecord, profile: StageProfile | None) -> PlanSummary:
         target=plan.target,
         created_at=record.created_at.isoformat(),
         first_step=record.first_step,
-        predicted=predicted_iteration(plan),
+        predicted=predicted_iteration(plan, gpus_over_profile(profile, num_ranks)),
         stage_clock_mhz=tuple(round(mhz, 3) for mhz in mean_stage_clocks_mhz(plan, profile)),
     )
 

@@ -338,7 +338,8 @@ def _read_plans(reader: JobReader, facts: JobFacts) -> None:
     if told not in facts.plan:
         record = reader.find_plan(job_id, told)
         profile = reader.find_profile(job_id) if record else None
-        facts.plan = {} if record is None else {told: plan_facts(record, profile)}
+        num_ranks = facts.job.spec.num_expected_ranks
+        facts.plan = {} if record is None else {told: plan_facts(record, profile, num_ranks)}
     known = facts.plan.get(told)
     facts.prediction = None if known is None else known.prediction
     facts.options = None if known is None else known.options

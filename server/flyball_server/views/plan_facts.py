@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from flyball_pipeline.instruction import InstructionKind
 from flyball_pipeline.schedule import VirtualStages
 from flyball_profiles.stage_profile import ProfileError, StageProfile
-from flyball_server.jobs.measurements.step_reading import predicted_iteration
+from flyball_server.jobs.measurements.step_reading import gpus_over_profile, predicted_iteration
 from flyball_server.jobs.records import PlanRecord
 from flyball_wire.plans.plan import Plan, StagePrediction
 from flyball_wire.read_models import PredictedIteration
@@ -101,19 +101,25 @@ class PlanFacts:
     stage_clocks_mhz: tuple[float, ...]
 
 
-def plan_facts(record: PlanRecord, profile: StageProfile | None) -> PlanFacts:
+def plan_facts(record: PlanRecord, profile: StageProfile | None, num_ranks: int) -> PlanFacts:
     """Return the facts of a version.
 
     Args:
         record: plan version.
         profile: the job's newest profile; None: no profile.
+        num_ranks: number of the job's ranks, whose energy is predicted.
     """
+    times = gpus_over_profile(profile, num_ranks)
     plan = record.plan
     if plan.is_probe:
         return PlanFacts(stage_clocks_mhz=mean_stage_clocks_mhz(plan, profile))
     return PlanFacts(
         options=(plan.policy, plan.target),
-        prediction=predicted_iteration(plan),
-        stages=() if plan.is_separate else plan.predicted.stages,
+        prediction=predicted_iteration(plan, times),
+        stages=()
+        if plan.is_separate
+        else tuple(
+            replace(stage, energy_j=times * stage.energy_j) for stage in plan.predicted.stages
+        ),
         stage_clocks_mhz=mean_stage_clocks_mhz(plan, profile),
     )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 
+from flyball_profiles.stage_profile import StageProfile
 from flyball_server.jobs.job_state import OVER
 from flyball_server.jobs.measurements.step_fold import StepFold, VersionFold, version_fold
 from flyball_server.jobs.measurements.step_pairs import CountingRule, StepKinds
@@ -13,7 +15,7 @@ from flyball_server.jobs.step_records import FoldPlace, StepRecord, StepTotals
 from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.jobs.store.sql.job_writer import JobWriter
 from flyball_wire.plans.plan import Plan
-from flyball_wire.read_models import PredictedIteration
+from flyball_wire.read_models import PredictedIteration, SavingSources
 
 # Time in s for which later steps are posted, after which a step is not waited for. A rank that
 # cannot reach its planner posts its steps later, and they are added then.
@@ -166,32 +168,56 @@ def _know_versions(
         if record is not None:
             if record.plan.is_probe and not fold.highest_mhz:
                 fold.highest_mhz = _highest_mhz(reader, record)
-            fold.know(version, _fold_of(record, fold.highest_mhz))
+            num_ranks = fold.rule.num_ranks
+            times = gpus_over_profile(reader.find_profile(job_id), num_ranks)
+            fold.know(version, _fold_of(record, fold.highest_mhz, times))
 
 
-def _fold_of(record: PlanRecord, highest_mhz: Sequence[int]) -> VersionFold:
+def _fold_of(
+    record: PlanRecord, highest_mhz: Sequence[int], gpus_over_profile: float
+) -> VersionFold:
     fold, plan = version_fold(step_kinds(record, highest_mhz)), record.plan
-    fold.predicted = predicted_iteration(plan)
+    fold.predicted = predicted_iteration(plan, gpus_over_profile)
     if not plan.is_probe:
         fold.policy, fold.target = plan.policy, plan.target
     return fold
 
 
-def predicted_iteration(plan: Plan) -> PredictedIteration | None:
-    """Return the model's prediction for a plan; None: a probe."""
-    prediction = plan.prediction
+def gpus_over_profile(profile: StageProfile | None, num_ranks: int) -> float:
+    """Return the number of a job's GPUs over that of its profile's, whose energy plans predict.
+
+    Args:
+        profile: the job's profile; None: it has none, and the result is 1.
+        num_ranks: number of the job's ranks, each with a GPU.
+    """
+    return 1.0 if profile is None else num_ranks / sum(profile.num_ranks_per_stage)
+
+
+def predicted_iteration(plan: Plan, gpus_over_profile: float) -> PredictedIteration | None:
+    """Return the model's prediction for all GPUs of a job; None: a probe.
+
+    Args:
+        plan: plan of the job.
+        gpus_over_profile: number of the job's GPUs over that of the profile's.
+    """
+    prediction, scale = plan.prediction, gpus_over_profile
     if prediction is None:
         return None
+    sources = prediction.saving_sources
     return PredictedIteration(
         iteration_time_s=plan.iteration_time_s,
-        energy_j=prediction.energy_j,
+        energy_j=scale * prediction.energy_j,
         baseline_iteration_time_s=prediction.baseline_iteration_time_s,
-        baseline_energy_j=prediction.baseline_energy_j,
+        baseline_energy_j=scale * prediction.baseline_energy_j,
         saving_percent=prediction.saving_percent,
         gap_percent=prediction.gap_percent,
-        compared=prediction.compared,
+        compared=tuple(
+            replace(each, energy_j=scale * each.energy_j) for each in prediction.compared
+        ),
         reserve=plan.reserve,
-        saving_sources=prediction.saving_sources,
+        saving_sources=None
+        if sources is None
+        else SavingSources(**{name: scale * energy_j for name, energy_j in vars(sources).items()}),
         stragglers_s=prediction.stragglers_s,
     )
 
