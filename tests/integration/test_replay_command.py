@@ -150,6 +150,7 @@ def test_faults_of_recorded_steps_name_file_and_line(
 ) -> None:
     recorded = tmp_path / "steps.csv"
     recorded.write_text(recorded.read_text().replace("0.24\n", "-1\n", 1))
+    recorded.write_bytes(b"\xef\xbb\xbf" + recorded.read_bytes())
     assert refusal(*steps) == (f"{recorded}: line 3: time_s must be above 0, at most 1e+06, not -1")
     recorded.write_bytes(b"\xff")
     assert refusal(*steps).startswith(f"{recorded}: not a CSV file in UTF-8")

@@ -44,7 +44,7 @@ from flyball_client.session.registration import (
 )
 from flyball_client.session.step_recorder import StepMeter, StepRecorder
 from flyball_client.session.step_shape import StepShape
-from flyball_client.steps.agreement import Coupling, StepAgreement
+from flyball_client.steps.agreement import Coupling, StepAgreement, check_coupling
 from flyball_wire.messages import StepMeasurement
 
 _logger = logging.getLogger(__name__)
@@ -190,7 +190,9 @@ class RankSession:
 
         Raises:
             RuntimeError: The session has started.
+            ValueError: The coupling is none of these.
         """
+        check_coupling(coupling)
         if self._is_started or self._is_closed:
             raise RuntimeError("call plan_steps before the session starts")
         self._steps.plan(agreement, coupling, first_step=self._current_step)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Generic, Literal, Protocol, TypeVar
+from typing import Generic, Literal, Protocol, TypeVar, get_args
+
+from flyball_pipeline.errors import PipelineError
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -16,6 +18,17 @@ Coupling = Literal["step", "backward", "instruction", "unknown"]
   and context parallelism.
 - `unknown`: steps get no plans of their own.
 """
+
+
+def check_coupling(coupling: object) -> None:
+    """Refuse what is no `Coupling`.
+
+    Raises:
+        PipelineError: it is none.
+    """
+    known = get_args(Coupling)
+    if coupling not in known:
+        raise PipelineError(f"must be {', '.join(known)}, not {coupling!r:.40}", field="coupling")
 
 
 class AgreementError(Exception):

@@ -23,7 +23,13 @@ from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
 from flyball_client.session.plan_cursor import CompiledPlan
-from flyball_client.steps.agreement import AgreementError, Coupling, Pending, StepAgreement
+from flyball_client.steps.agreement import (
+    AgreementError,
+    Coupling,
+    Pending,
+    StepAgreement,
+    check_coupling,
+)
 from flyball_client.steps.rank_slowness import RankSlowness, Slowness
 from flyball_client.steps.step_plans import PlanKey, StepDeadlines, StepLoad, StepPlan
 from flyball_pipeline.errors import PipelineError
@@ -157,6 +163,8 @@ class StepExchange:
             number = operator.index(step)
             if slowest_s is not None and not 0 < slowest_s < math.inf:
                 raise PipelineError("must be a time above 0 s", field="slowest_s")
+            if coupling is not None:
+                check_coupling(coupling)
             announced = _Announced(step_work(work), slowest_s, coupling)
         except Exception as error:
             if not self._has_logged:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import codecs
 import csv
 import gzip
 import io
@@ -229,7 +230,7 @@ def _content(path: Path) -> bytes:
         raise CommandError(f"{path}: {fault}") from None
     if len(content) > _MAX_TRACE_BYTES:
         raise CommandError(f"{path}: larger than {_MAX_TRACE_BYTES // 2**20} MiB unpacked")
-    return content.lstrip()
+    return content.removeprefix(codecs.BOM_UTF8).lstrip()
 
 
 def _of_csv(

@@ -201,6 +201,8 @@ def test_work_is_announced_before_the_session_starts_and_not_after_its_end(
     planner: MemoryPlanner, gpu: RecordingGpu, make_session: SessionMaker
 ) -> None:
     session = make_session(gpu)
+    with pytest.raises(ValueError, match=r"coupling: must be step, backward, .*, not 'steps'"):
+        session.plan_steps(coupling="steps")  # type: ignore[arg-type]
     session.plan_steps()
     session.announce_step(LIGHT)
     session.start()

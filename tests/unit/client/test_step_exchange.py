@@ -360,6 +360,23 @@ def test_a_step_may_say_that_its_ranks_meet_elsewhere() -> None:
     assert highest_of[0] == highest_of[2] == HIGHEST_MHZ > highest_of[1]
 
 
+def test_a_step_whose_ranks_meet_who_knows_where_leaves_the_others_their_plans() -> None:
+    meeting = Meeting(2, 1)
+    ranks = [Rank(meeting, pipeline, 0) for pipeline in (0, 1)]
+    couplings: list[Coupling | None] = ["unknown", None]
+    with running(*ranks):
+        for step, coupling in enumerate(couplings, 1):
+            for rank, work in zip(ranks, ([1.0, 1.0], [3.0, 3.0]), strict=True):
+                rank.exchange.announce(step, work, coupling=coupling)
+            if coupling is None:
+                wait_until(lambda: all(rank.has_plan(2) for rank in ranks))
+            else:
+                wait_until(lambda: all(rank.planner._refused for rank in ranks))
+            for rank in ranks:
+                assert rank.has_plan(step) == (coupling is None)
+                rank.begin(step)
+
+
 @pytest.mark.parametrize("coupling", ["unknown", "instruction"])
 def test_an_unknown_coupling_and_pipelines_that_meet_within_a_step_get_no_plans(
     coupling: Coupling, caplog: pytest.LogCaptureFixture
@@ -492,26 +509,28 @@ def test_a_helper_that_does_not_answer_costs_a_plan_and_nothing_else(
 
 
 @pytest.mark.parametrize(
-    ("work", "slowest_s", "step"),
+    ("work", "slowest_s", "step", "coupling"),
     [
-        ([[-1]], None, 1),
-        (None, None, 1),
-        ([10**400], None, 1),
-        (LIGHT, "2", 1),
-        (LIGHT, float("nan"), 1),
-        (LIGHT, None, "1"),
+        ([[-1]], None, 1, None),
+        (None, None, 1, None),
+        ([10**400], None, 1, None),
+        (LIGHT, "2", 1, None),
+        (LIGHT, float("nan"), 1, None),
+        (LIGHT, None, "1", None),
+        (LIGHT, None, 1, "steps"),
     ],
 )
 def test_no_work_is_logged_once_and_raises_nothing(
     work: Any,  # noqa: ANN401
     slowest_s: Any,  # noqa: ANN401
     step: Any,  # noqa: ANN401
+    coupling: Any,  # noqa: ANN401
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.WARNING, logger="flyball_client")
     rank = Rank(Meeting(1, 1), 0, 0)
     for _ in range(3):
-        rank.exchange.announce(step, work, slowest_s)
+        rank.exchange.announce(step, work, slowest_s, coupling)
     assert ["work of step 1 is not used: " in text for text in caplog.messages] == [True]
 
 

@@ -324,6 +324,26 @@ def test_an_exception_of_the_loader_comes_in_its_own_step() -> None:
     assert max(announced.work) == 8
 
 
+@given(st.integers(0, 7), st.integers(1, 4), st.booleans(), st.booleans())
+def test_batches_before_an_exception_are_given_where_they_come_one_by_one(
+    fails_at: int, num_batches: int, is_announced: bool, is_iterator: bool
+) -> None:
+    kind, announced = Stream if is_iterator else Positioned, Announced()
+    steps = StepLoader(
+        kind(8, fails_at=fails_at),
+        lengths=lambda number: [number],
+        find_announcer=lambda: announced if is_announced else None,
+        num_batches=num_batches,
+        gives_lists=False,
+    )
+    found = list[int]()
+    with pytest.raises(OSError, match="this file is broken"):
+        for number in steps:
+            found.append(number)
+            announced.next_step = 7 + len(found) // num_batches
+    assert found == list(range(fails_at))
+
+
 def test_nothing_is_read_ahead_where_nothing_is_announced() -> None:
     loader, num_read = Positioned(3), []
     for _ in StepLoader(loader, lengths=lambda number: [number], find_announcer=lambda: None):

@@ -216,6 +216,7 @@ FAULTS = {
     HEADER + "0,0,0,forward,0,0,1\n0,0,0,forward,0,1,1\n": "line 3: step 0, dp_rank 0, stage 0 runs"
     " forward of microbatch 0 twice; first on line 2",
     HEADER + "7,3,1,forward,0,0,1\n": "line 2: step 7, dp_rank 3 has no stage 0",
+    HEADER + "7,3,999999999,forward,0,0,1\n": "line 2: step 7, dp_rank 3 has no stage 0",
 }
 
 
@@ -230,6 +231,10 @@ def test_a_fault_is_one_line_with_its_place(text: str) -> None:
 @pytest.mark.parametrize(
     ("rows", "fault"),
     [
+        (
+            "0,0,0,forward,0,0,1e-300\n0,0,0,backward,0,1,1e-300\n",
+            "line 2: step 0, dp_rank 0: time_s must be from 1e-09 to 1e+06",
+        ),
         (
             "3,1,0,forward,0,0,1\n",
             "line 2: step 3, dp_rank 1: stage 0 does not run one forward and",

@@ -146,6 +146,16 @@ def test_a_miss_within_the_scatter_of_steps_changes_nothing(services: JobService
     assert corrected(known, plan, profile(), 257.0, error=0.01).factor > 1
 
 
+def test_a_factor_of_another_target_does_not_hold_back_a_correction(services: JobServices) -> None:
+    """With this plan it would end steps before they can end at the highest clocks."""
+    job(services, {"target": "power:250"}, are_posted=False)
+    plan = get_plan(services, "job", 1).plan
+    known = StepPower(target="power:250", factor=0.5)
+    assert deadline_ratio(plan, known) == 1
+    found = corrected(known, plan, profile(), 1.1**2 * 250, error=0.0)
+    assert deadline_ratio(plan, found) == pytest.approx(1.1, abs=1e-4)
+
+
 def test_the_planner_corrects_the_deadlines_of_the_next_version(services: JobServices) -> None:
     working = job(
         services,

@@ -56,7 +56,7 @@ class StepLoader(Generic[B]):
         self._gives_lists = gives_lists and num_batches is not None
         self._position = LoaderPosition(loader)
         self._is_broken = False
-        self._pass: _Pass[B] = _Pass()
+        self._pass = self._new_pass()
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - the loader's
         if name.startswith("__") or name == "_loader":  # as a copy looks for them
@@ -73,7 +73,7 @@ class StepLoader(Generic[B]):
         goes_on = is_iterator and not self._position.is_lost
         if not goes_on or not (self._pass.now or self._pass.ahead):
             self._position.release()
-        own = self._pass = self._pass.go_on() if goes_on else _Pass()
+        own = self._pass = self._pass.go_on() if goes_on else self._new_pass()
         own.source = _Source(self._loader, batches)
         try:
             yield from self._steps(own)
@@ -81,8 +81,11 @@ class StepLoader(Generic[B]):
             own.source = None
             if self._pass is own and not is_iterator:
                 self._position.watch()
-                self._pass = _Pass()
+                self._pass = self._new_pass()
             raise
+
+    def _new_pass(self) -> _Pass[B]:
+        return _Pass(gives_lists=self._gives_lists)
 
     def _steps(self, own: _Pass[B]) -> Iterator[Any]:
         """Yield what each step of a pass is given."""
@@ -188,6 +191,8 @@ class _Source(Generic[B]):
 class _Pass(Generic[B]):
     """What a pass has read and not given yet."""
 
+    #: Whether the batches of a step come as a list, so that some of them alone cannot come.
+    gives_lists: bool
     now: deque[_Read[B]] = field(default_factory=deque)
     ahead: deque[_Read[B]] = field(default_factory=deque)
     #: Raised by the loader for the step that follows.
@@ -197,25 +202,29 @@ class _Pass(Generic[B]):
 
     def go_on(self) -> _Pass[B]:
         """Return a pass that begins with what is left of this one."""
-        return _Pass(self.now, self.ahead, self.failed)
+        return _Pass(self.gives_lists, self.now, self.ahead, self.failed)
 
     def fill(self, num_batches: int) -> None:
-        """Read what is missing of the step that follows; raise what the loader raises."""
-        try:
-            while self.failed is None and not self.is_whole(num_batches):
-                if not self.read():
-                    return
-        except Exception:
-            self.ahead.clear()
-            raise
+        """Read what is missing of the step that follows."""
+        while self.failed is None and not self.is_whole(num_batches):
+            if not self.read():
+                return
 
     def is_whole(self, num_batches: int) -> bool:
         """Return whether all of the step that follows was read."""
         return len(self.ahead) == num_batches or any(each.is_last for each in self.ahead)
 
     def read(self) -> bool:
-        """Read a batch of the step that follows; return whether there was one."""
-        read = None if self.source is None else self.source.read()
+        """Read a batch of the step that follows; return whether there was one.
+
+        What the loader raises comes with that step, after the batches that were read before.
+        """
+        try:
+            read = None if self.source is None else self.source.read()
+        except Exception as error:
+            self.failed, read = error, None
+            if self.gives_lists:
+                self.ahead.clear()
         if read is not None:
             self.ahead.append(read)
         return read is not None
@@ -249,16 +258,11 @@ class _ReadAhead(Generic[B]):
 
     def _read_to(self, number: int) -> None:
         own = self._own
-        while own.source is not None and not self._is_over and len(own.ahead) < number:
-            try:
-                has_read = own.read()
-            except Exception as error:  # of the next step, and raised there
-                own.failed, self._is_over = error, True
-                own.ahead.clear()
-                return
-            if not has_read or own.is_whole(self._num_batches):
+        is_over = own.source is None or own.failed is not None
+        while not (is_over or self._is_over) and len(own.ahead) < number:
+            if not own.read() or own.is_whole(self._num_batches):
                 self._is_over = True
-                if own.ahead:
+                if own.ahead and own.failed is None:
                     self._then(own.ahead)
 
 

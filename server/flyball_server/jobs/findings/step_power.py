@@ -130,7 +130,7 @@ def corrected(
         return replace(known, least_power_w=round(power_w, 1) if share > 1 else None)
     return replace(
         known,
-        factor=known.factor * wanted / ratio,
+        factor=wanted / deadline_ratio(plan),
         before=(ratio, share),
         num_changes=known.num_changes + 1,
         least_power_w=None,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -118,8 +119,8 @@ def _pipeline(dp_rank: int, rows: list[StepRow]) -> RecordedPipeline:
             )
         seen[key] = row.source
         by_stage.setdefault(row.stage, []).append(row)
-    missing = next(iter(set(range(1 + max(by_stage))) - set(by_stage)), None)
-    if missing is not None:
+    missing = next(stage for stage in itertools.count() if stage not in by_stage)
+    if missing < len(by_stage):
         raise RecordingError(
             f"{first.source}: step {first.step}, dp_rank {dp_rank} has no stage {missing};"
             " stages count from 0 without gaps"

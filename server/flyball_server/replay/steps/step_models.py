@@ -16,7 +16,7 @@ from flyball_pipeline.schedule import Schedule, VirtualStages, looped
 from flyball_pipeline.schedules.explicit import EXPLICIT
 from flyball_pipeline.step_curves import ClockPoint
 from flyball_profiles.clock_transitions import ClockTransitions
-from flyball_profiles.stage_profile import OperatingPoint, StageProfile
+from flyball_profiles.stage_profile import OperatingPoint, ProfileError, StageProfile
 from flyball_server.planning.planner import PlanRequest, make_plan_only
 from flyball_server.replay.recorded_runs import RecordingError
 from flyball_server.replay.steps.recorded_steps import RecordedPipeline, RecordedStep
@@ -100,7 +100,8 @@ def pipeline_steps(
         gap_s: least time between the request of a step's first clock and its begin, s.
 
     Raises:
-        RecordingError: the profile lacks a curve, or an order cannot run; names the place.
+        RecordingError: the profile lacks a curve, an order cannot run, or times are no such times;
+            names the place.
     """
     models = _StepModels(steps, profile, blocking_power_w, curve_stage)
     models.transitions, models.delays, models.gap_s = transitions, delays, gap_s
@@ -151,7 +152,7 @@ class _StepModels:
         try:
             if order not in self._models:
                 self._models[order] = self._model(order)
-        except PipelineError as error:
+        except (PipelineError, ProfileError) as error:
             raise RecordingError(
                 f"{recorded.source}: step {step}, dp_rank {recorded.dp_rank}: {error.message}"
             ) from None
