@@ -167,5 +167,6 @@ def _energies_j(facts: PlanFacts) -> list[float]:
         found.energy_j,
         found.baseline_energy_j,
         *sources.values(),
-        *(each.energy_j for each in (*found.compared, *facts.stages)),
+        *(each.energy_j for each in found.compared),
+        *(each.energy_j for each in facts.stages),
     ]
