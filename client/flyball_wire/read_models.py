@@ -157,6 +157,9 @@ class SavingSources:
 class PredictedIteration:
     """Predicted iteration on the plan, and with all instructions at the highest clocks.
 
+    Energies are of all ranks of the job: if its profile holds one of several data-parallel
+    pipelines, so many times that of the plan.
+
     Attributes:
         saving_percent: energy saved in %; negative: the plan needs more.
         gap_percent: optimality gap, the plan's energy above its lower bound in %; with a reserve

@@ -248,6 +248,10 @@ def test_two_versions_and_two_jobs_are_compared(planner: LivePlanner, job_page: 
     for title in ("Iteration time", "Energy per iteration"):
         overlay = page.locator(".chart").filter(has_text=f"{title}, measured")
         expect(overlay.locator(".legend").get_by_role("button")).to_have_text(["A", "B"])
+    # On a narrow screen neither a figure nor its heading is broken.
+    page.set_viewport_size({"width": 390, "height": 844})
+    for cell in page.locator(".comparison :is(td, th):last-child").all():
+        assert cell.evaluate(NUM_LINES) <= 1, cell.text_content()
     page.get_by_label("Job B").select_option("other")
     expect(row["Iteration time, predicted"].get_by_role("cell").last).to_have_text("0.0\u202f%")
     assert page.url.endswith("#/compare/job/1/other/-")
@@ -278,6 +282,11 @@ def test_two_versions_and_two_jobs_are_compared(planner: LivePlanner, job_page: 
     assert asked.count("report") == 1
 
 
+NUM_LINES = """(cell) => {
+    const range = document.createRange();
+    range.selectNodeContents(cell);
+    return range.getClientRects().length;
+}"""
 ROWS = ("Policy, target", "Iteration time, measured", "Iteration time, predicted")
 
 

@@ -101,7 +101,7 @@ class EmulatedTraining:
             assert len(self.steps) - first < max_steps, f"not within {max_steps} steps"
             self._step()
 
-    def train_until_in_force(self, version: int, *, max_steps: int = 30) -> None:
+    def train_until_in_force(self, version: int, *, max_steps: int = 200) -> None:
         """Train until all ranks run just this version."""
         self.train_until(
             lambda: bool(self.steps) and self.steps[-1].versions == {version}, max_steps=max_steps

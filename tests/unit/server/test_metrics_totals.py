@@ -30,12 +30,13 @@ from flyball_server.jobs.step_records import StepRecord
 from flyball_server.jobs.store.contract import JobStore
 from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_server.planning.stragglers.slowed_pipelines import SlowedRequest, make_slowed_plan
-from flyball_server.views.plan_facts import plan_facts
+from flyball_server.views.plan_facts import PlanFacts, plan_facts
 from flyball_wire.plan_options import Effort, PlanOptions
 from flyball_wire.plans.plan import Plan, Slowdown, probe_of
 from flyball_wire.read_models import StepClocks
 
 NUM_RANKS = 2
+NUM_STAGES = 2
 
 
 @pytest.fixture
@@ -132,12 +133,40 @@ def test_the_stages_of_a_plan_are_told_with_their_slowdowns(
         slowdowns = (Slowdown(stage=1, slowdown=slowdown),)
         plan = make_slowed_plan(SlowedRequest(request=request, slowdowns=slowdowns))
     record = plan_record(plan=plan)
-    facts = plan_facts(record, profile())
+    facts = plan_facts(record, profile(), NUM_STAGES)
     assert sum(stage.energy_j for stage in facts.stages) == pytest.approx(plan.predicted.energy_j)
     assert all(0 < stage.busy_s <= plan.iteration_time_s for stage in facts.stages)
     # Two forwards and two backwards at the highest clocks, on the last stage.
     assert facts.stages[-1].busy_s == pytest.approx((slowdown or 1.0) * 0.6)
     # They are those of the plan as it was made, whatever profile came later.
     for other in (profile(forward_energy_j=31.0), profile(3), None):
-        assert plan_facts(record, other).stages == facts.stages
-    assert plan_facts(plan_record(plan=frequency_plan()), profile()).stages == ()
+        num_ranks = NUM_STAGES if other is None else other.num_stages
+        assert plan_facts(record, other, num_ranks).stages == facts.stages
+    assert plan_facts(plan_record(plan=frequency_plan()), profile(), NUM_STAGES).stages == ()
+
+
+def test_predicted_energies_are_of_all_gpus_of_a_job_whose_profile_holds_one_pipeline() -> None:
+    options = PlanOptions(blocking_power_w=(70.0,), effort=Effort.LOW)
+    request = PlanRequest(profile=profile(), num_microbatches=2, options=options)
+    record = plan_record(plan=make_plan(request).plan)
+    of_one, of_three = (plan_facts(record, profile(), num * NUM_STAGES) for num in (1, 3))
+    one, three = of_one.prediction, of_three.prediction
+    assert one is not None
+    assert three is not None
+    assert three.iteration_time_s == one.iteration_time_s
+    assert three.saving_percent == one.saving_percent
+    for energies_j in zip(_energies_j(of_three), _energies_j(of_one), strict=True):
+        assert energies_j[0] == pytest.approx(3 * energies_j[1])
+
+
+def _energies_j(facts: PlanFacts) -> list[float]:
+    found = facts.prediction
+    assert found is not None
+    sources = {} if found.saving_sources is None else vars(found.saving_sources)
+    return [
+        found.energy_j,
+        found.baseline_energy_j,
+        *sources.values(),
+        *(each.energy_j for each in found.compared),
+        *(each.energy_j for each in facts.stages),
+    ]

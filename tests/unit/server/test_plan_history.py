@@ -111,11 +111,11 @@ def test_a_short_history_does_not_wait_for_a_long_one(services: JobServices) -> 
     put_versions(services, "short", *versions(1))
     memory, is_reading, may_go_on = HistoryMemory(), threading.Event(), threading.Event()
 
-    def slowly(record: PlanRecord, profile: StageProfile | None) -> PlanSummary:
+    def slowly(record: PlanRecord, profile: StageProfile | None, num_ranks: int) -> PlanSummary:
         if record.job_id == "long":
             is_reading.set()
             assert may_go_on.wait(60)
-        return summary_of(record, profile)
+        return summary_of(record, profile, num_ranks)
 
     with patch.object(history, "summary_of", slowly), ThreadPoolExecutor(2) as threads:
         long = threads.submit(plan_summaries, services, "long", memory)
@@ -151,9 +151,11 @@ def test_a_history_longer_than_the_memory_is_read(services: JobServices, read: M
     put_versions(services, "long", *versions(20))
     memory = HistoryMemory(max_versions=1)
 
-    def read_beside_another(record: PlanRecord, profile: StageProfile | None) -> PlanSummary:
-        memory.keep(job_record("other"), {1: summary_of(plan_record(1), None)})
-        return summary_of(record, profile)
+    def read_beside_another(
+        record: PlanRecord, profile: StageProfile | None, num_ranks: int
+    ) -> PlanSummary:
+        memory.keep(job_record("other"), {1: summary_of(plan_record(1), None, 1)})
+        return summary_of(record, profile, num_ranks)
 
     read.side_effect = read_beside_another
     found = plan_summaries(services, "long", memory)

@@ -67,8 +67,7 @@ def test_a_job_moves_only_where_the_table_lets_it() -> None:
         (JobState.EXPIRED, JobState.EXPIRED),
         (JobState.EXPIRED, JobState.ENDED),
         (JobState.AWAITING_PROFILE, JobState.AWAITING_PROFILE),
-        # Profiling begins where there is no profile, and once.
-        (JobState.PROFILING, JobState.AWAITING_PROFILE),
+        # Profiling begins where there is no profile.
         (JobState.PROFILING, JobState.PROFILING),
         (JobState.PLANNED, JobState.PROFILING),
         (JobState.PLANNING_FAILED, JobState.PROFILING),

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from docs.scripts import draw_plan_picture
+from tests.documentation.blocks import ROOT
 from tests.unit.planning.tiny_pipelines import B, F, profile_of
 
 from flyball_server.planning.documents.recorded_plan import model_of_plan
@@ -17,7 +20,11 @@ from flyball_wire.plan_options import PlanOptions, Policy
 
 pytest.importorskip("matplotlib", reason="the extra `plot` is not installed")
 
+import matplotlib as mpl
+from matplotlib.colors import to_hex
+
 from flyball_server.cli.plots.timeline_plot import (
+    CLOCK_SHARES,
     ROW_HEIGHT,
     boxes_of,
     write_timeline_plot,
@@ -77,3 +84,19 @@ def test_the_boxes_are_those_worked_out_by_hand() -> None:
         ("B0", 2, 4, 1410),
     ]
     assert [round(box.bottom - ROW_HEIGHT / 2) for box in boxes] == [0, 0, 1, 1]
+
+
+def test_the_page_the_plots_and_the_picture_of_the_readme_colour_clocks_alike() -> None:
+    first, last = CLOCK_SHARES
+    script = ROOT / "server/flyball_server/dashboard/scripts/clock_scale.js"
+    stops = re.findall(r'^  "(#[0-9a-f]{6})",$', script.read_text(), flags=re.MULTILINE)
+    shares = [first + (last - first) * at / (len(stops) - 1) for at in range(len(stops))]
+    assert stops == [to_hex(mpl.colormaps["viridis"](share)) for share in shares]
+    picture = draw_plan_picture.PICTURE.read_text(encoding="utf-8")
+    assert {stops[0], stops[-1]} <= set(re.findall(r"fill=\"(#[0-9a-f]{6})\"", picture))
+
+
+def test_labels_are_white_on_the_dark_colours_of_slow_clocks(tmp_path: Path) -> None:
+    root = drawn(timeline_of(1, 3), tmp_path / "timeline.svg")
+    texts = root.iter(f"{SVG}text")
+    assert {text.text for text in texts if "#ffffff" in text.get("style", "")} >= {"1000", "900"}

@@ -1,8 +1,8 @@
 """Plot of the timeline: a row for each stage, a box for each instruction, baseline above plan.
 
-Needs matplotlib. Clocks are colours of rising lightness, all light enough for black text. Boxes
-can be read without colour too: height and hatching show the kind, vertical position the model
-chunk, and the letter both, if there is room.
+Needs matplotlib. Clocks have the colours of the planner's page, of rising lightness. Boxes can be
+read without colour too: height and hatching show the kind, vertical position the model chunk, and
+the letter both, if there is room.
 """
 
 from __future__ import annotations
@@ -33,6 +33,11 @@ from flyball_wire.command.whole_file import result_file
 Point = tuple[float, float]
 
 ROW_HEIGHT = 0.86  # of the distance between two rows
+# Of viridis, from the slowest clock to the fastest: as in the page's clock_scale.js.
+CLOCK_SHARES = (0.12, 0.98)
+# Of these colours: from here on black text contrasts more than white.
+_LIGHT_FROM = 0.36
+_CRITICAL = "#c4005f"
 _CHUNK_SHIFT = 0.2  # of the row's height, from the first chunk to the last
 
 
@@ -213,9 +218,8 @@ def _title(timeline: SimulatedPlan) -> str:
 def _scale(shown: dict[str, SimulatedPlan], boxes: dict[str, list[Box]]) -> _Scale:
     clocks_mhz = [box.clock_mhz for each in boxes.values() for box in each]
     num_rows = max(len(row_names(each)) for each in shown.values())
-    lightest = mpl.colormaps["viridis"](np.linspace(0.45, 1, 256))
     return _Scale(
-        colors=ListedColormap(lightest),
+        colors=ListedColormap(mpl.colormaps["viridis"](np.linspace(*CLOCK_SHARES, 256))),
         # A single clock has the highest colour.
         clocks=Normalize(min(*clocks_mhz, max(clocks_mhz) - 1), max(clocks_mhz)),
         end_s=max(each.simulation.whole.iteration_time_s for each in shown.values()),
@@ -288,7 +292,7 @@ def _fill(axes: Axes, boxes: Sequence[Box], scale: _Scale, *, hatch: str, raster
 
 def _critical_paths(axes: Axes, timeline: SimulatedPlan, *, width_pt: float) -> None:
     lines = list(critical_lines(timeline))
-    collection = LineCollection(lines, colors="black", linewidths=width_pt, zorder=3)
+    collection = LineCollection(lines, colors=_CRITICAL, linewidths=width_pt, zorder=3)
     axes.add_collection(collection, autolim=False)
 
 
@@ -304,13 +308,14 @@ def _write_labels(axes: Axes, boxes: Sequence[Box], scale: _Scale) -> None:
             continue
         is_tall = 2.1 * font_pt <= box.height * scale.row_height_pt
         has_both = is_tall and clock_pt >= _SMALLEST_FONT_PT
+        ink = "black" if scale.clocks(box.clock_mhz) >= _LIGHT_FROM else "white"
         texts = [(box.label, label_pt, 0.7 if has_both else 0.5)]
         if has_both:
             texts.append((clock, clock_pt, 0.27))
         for text, size_pt, height in texts:
             axes.text(
                 (box.start_s + box.finish_s) / 2, box.bottom - box.height * height, text,
-                fontsize=size_pt, ha="center", va="center", zorder=4, in_layout=False,
+                color=ink, fontsize=size_pt, ha="center", va="center", zorder=4, in_layout=False,
             )  # fmt: skip
 
 
@@ -343,7 +348,7 @@ def _legend(timeline: SimulatedPlan, kinds: set[InstructionKind]) -> list[Patch]
         if kind in kinds
     ]
     path = "each pipeline's longest path" if timeline.plan.is_separate else "critical path"
-    handles.append(Patch(facecolor="none", edgecolor="black", linewidth=1.3, label=path))
+    handles.append(Patch(facecolor="none", edgecolor=_CRITICAL, linewidth=1.3, label=path))
     handles.append(Patch(facecolor=_WAITING, label="waiting"))
     if num_chunks(timeline) > 1:
         note = "F3.1: of chunk 1; later chunks sit higher"
