@@ -35,14 +35,12 @@ def architecture() -> str:
         ),
         box(
             (40, 196, 164, 84),
-            "Governor process",
-            "sets the SM clock,",
-            "always restores it",
+            "Governor, standby",
+            "set the SM clock,",
+            "always restore it",
             fill=PROCESS,
         ),
-        box(
-            (228, 196, 164, 84), "Calling process", "plans in,", "measured steps out", fill=PROCESS
-        ),
+        box((228, 196, 164, 84), "Helper", "plans in,", "measured steps out", fill=PROCESS),
         box((40, 318, 164, 66), "GPU", "NVML or zeusd", fill=STORE),
         box((228, 318, 164, 66), "Guard, optional", "one per node", fill=PROCESS),
         arrow(122, 158, 122, 196, "clocks"),

@@ -214,6 +214,12 @@ def test_a_chart_is_saved_as_csv_and_png(job_page: Page) -> None:
         colors = picture.getcolors(1 << 16)
         assert colors is not None
         assert len(colors) > 20, "more than a ground and a title"
+        if title == "Frontier":
+            drawn = job_page.get_by_role(
+                "group", name="Iteration time against energy"
+            ).bounding_box()
+            assert drawn is not None
+            assert picture.height >= drawn["height"] + 48, "a title and the names of the curves"
 
 
 def test_a_straggler_is_a_state_and_has_a_panel(planner: LivePlanner, job_page: Page) -> None:

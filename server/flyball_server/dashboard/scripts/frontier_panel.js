@@ -17,12 +17,13 @@ import { frontierLegend } from "./frontier_picture.js";
 import { FrontierTarget } from "./frontier_target.js";
 import { isOver } from "./job_words.js";
 import { DetailsTable, makeRow } from "./tables.js";
+import { themeColors } from "./theme.js";
 
 /**
  * @import { Mark } from "./frontier_curve.js"
  * @import { PanelContext } from "./job_page.js"
  * @import { JobPageState } from "./job_state.js"
- * @import { CsvRow } from "./chart_files.js"
+ * @import { CsvRow, LineName } from "./chart_files.js"
  * @import { FrontierPoint, JobFrontier } from "./wire_types.js"
  */
 
@@ -67,6 +68,7 @@ export class FrontierPanel {
       title: () => `Frontier, ${this._inForce()}`,
       rows: () => fileRows(this._frontier?.points ?? []),
       pictures: () => [this._chart.picture],
+      legend: nameCurves,
     });
     files.hidden = true;
     this._files = files;
@@ -285,4 +287,13 @@ function tableRows({ points, baseline }, marks) {
     return [`frontier ${index + 1}`, time, energy, saving, slowdown, gap];
   });
   return [...compared, ...plans].map((texts) => makeRow(texts));
+}
+
+/** Return the curves of fixed clocks, which have no labels beside them. @returns {LineName[]} */
+function nameCurves() {
+  const { accent, "text-muted": muted } = themeColors("accent", "text-muted");
+  return [
+    { label: "one clock per stage", color: accent, dash: [1.5, 3] },
+    { label: "one for all", color: muted, dash: [1.5, 3] },
+  ];
 }
