@@ -247,11 +247,6 @@ export function jouleTicks(energies_j) {
   return labelled(energies_j, unitsOf("J", 1e9, 1e-3));
 }
 
-/** @param {number[]} powers_w */
-export function wattTicks(powers_w) {
-  return labelled(powers_w, unitsOf("W", 1e6, 1));
-}
-
 /** @param {number[]} values rising @param {[number, string][]} units falling */
 function labelled(values, units) {
   const largest = Math.max(...values.map(Math.abs));
