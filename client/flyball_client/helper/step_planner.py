@@ -58,9 +58,10 @@ class StepPlanner(PlannerThread):
         self._supported_mhz = supported_mhz
         self._asked: SimpleQueue[StepLoad | StepDeadlines | None] = SimpleQueue()
         self._kept: dict[PlanKey, RankPlan] = {}
-        # Of which it is logged that its steps get no plans.
-        self._refused: PlanKey | None = None
-        self._other_work: PlanKey | None = None
+        # Plans and couplings of which it is logged that steps get no plans, and plans of which it
+        # is that some do not.
+        self._refused: set[tuple[PlanKey, Coupling]] = set()
+        self._other_work: set[PlanKey] = set()
         self._pipeline: StepPipeline | None = None
         self._load: tuple[StepLoad, StepPipeline, list[float]] | None = None
 
@@ -97,7 +98,7 @@ class StepPlanner(PlannerThread):
 
     def _times_s(self, load: StepLoad) -> tuple[float, ...]:
         self._load = None
-        if load.plan == self._refused:
+        if self._kind_of(load) in self._refused:
             return ()
         try:
             pipeline = self._pipeline_of(load)
@@ -121,13 +122,13 @@ class StepPlanner(PlannerThread):
             return StepPlan(deadlines.step)
 
     def _refuse(self, load: StepLoad, error: Exception) -> None:
-        """Log once for each plan that a step gets none, and plan on only where others may."""
+        """Log once for each plan that a step gets none; plan on where others may."""
         if isinstance(error, OtherWorkError):
-            if self._other_work == load.plan:
+            if load.plan in self._other_work:
                 return
-            self._other_work = load.plan
+            self._other_work.add(load.plan)
         else:
-            self._refused = load.plan
+            self._refused.add(self._kind_of(load))
         why = str(error) if isinstance(error, (PipelineError, CodecError)) else repr(error)
         _logger.warning(
             "%s: steps get no plans of their own under plan version %d, first step %d: %s",
@@ -137,8 +138,12 @@ class StepPlanner(PlannerThread):
             why,
         )
 
+    def _kind_of(self, load: StepLoad) -> tuple[PlanKey, Coupling]:
+        return load.plan, load.coupling or self._coupling
+
     def _pipeline_of(self, load: StepLoad) -> StepPipeline | None:
-        plan, coupling = self._kept.get(load.plan), load.coupling or self._coupling
+        key, coupling = self._kind_of(load)
+        plan = self._kept.get(key)
         if plan is None:
             return None
         known = self._pipeline
