@@ -158,7 +158,7 @@ def register_job(
     try:
         registered = _register_job(services, job_id, spec, launch)
     except (WrongStateError, InvalidFieldError) as error:
-        _note_refused(services, job_id, error, rank=None, host=launch.host)
+        _note_refused(services, job_id, error, launch.host)
         raise
     services.enqueue_reconcile(job_id)
     return registered
@@ -216,27 +216,35 @@ def _end_start_before(
     writer.save_ranks(rank.evolve(has_left=True) for rank in others if not rank.has_left)
 
 
-def _note_refused(
-    services: JobServices, job_id: str, error: JobsError, *, rank: int | None, host: str | None
-) -> None:
-    """Store that a registration of the job or a rank was refused, and log it where that is news."""
+def _note_refused(services: JobServices, job_id: str, error: JobsError, host: str | None) -> None:
+    """Store that a registration of the job was refused, and log it where that is news."""
+    refused = _refused(services, error, rank=None, host=host)
+    with services.store.writing(job_id) as writer:
+        is_news = writer.find_job(job_id) is not None and _save_refused(writer, job_id, refused)
+    if is_news:
+        _LOG.warning("job %s: %s", job_id, refused)
+
+
+def _refused(
+    services: JobServices, error: JobsError, *, rank: int | None, host: str | None
+) -> RefusedRegistration:
     problem = f"{error.message[:1].lower()}{error.message[1:]}"
     at_unix_s = services.now().timestamp()
-    refused = RefusedRegistration(rank=rank, host=host, problem=problem, at_unix_s=at_unix_s)
-    with services.store.writing(job_id) as writer:
-        if writer.find_job(job_id) is None:
-            return
-        loop_state = writer.find_loop_state(job_id)
-        before = loop_state.refused
-        is_same = before is not None and str(before) == str(refused)
-        is_recent = before is not None and at_unix_s - before.at_unix_s < _NOTED_AGAIN_S
-        # Ranks of a start that is refused are refused too.
-        is_of_job = before is not None and before.rank is None and rank is not None
-        if is_recent and (is_same or is_of_job):
-            return
-        writer.save_loop_state(loop_state.evolve(refused=refused))
-    if not is_same:
-        _LOG.warning("job %s: %s", job_id, refused)
+    return RefusedRegistration(rank=rank, host=host, problem=problem, at_unix_s=at_unix_s)
+
+
+def _save_refused(writer: JobWriter, job_id: str, refused: RefusedRegistration) -> bool:
+    """Store a refusal, unless the same was stored lately; return whether it is news."""
+    loop_state = writer.find_loop_state(job_id)
+    before = loop_state.refused
+    is_same = before is not None and str(before) == str(refused)
+    is_recent = before is not None and refused.at_unix_s - before.at_unix_s < _NOTED_AGAIN_S
+    # Ranks of a start that is refused are refused too.
+    is_of_job = before is not None and before.rank is None and refused.rank is not None
+    if is_recent and (is_same or is_of_job):
+        return False
+    writer.save_loop_state(loop_state.evolve(refused=refused))
+    return not is_same
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -281,11 +289,20 @@ def register_together(
         returned = come_back(writer, job)
         if returned != job and not all(isinstance(outcome, JobsError) for outcome in outcomes):
             writer.save_job(returned)
+        # One of a batch is enough. In the transaction that refuses: a registration of the job that
+        # comes next forgets it.
+        refused = next(
+            (
+                _refused(services, outcome, rank=rank.rank, host=rank.host)
+                for rank, outcome in zip(ranks, outcomes, strict=True)
+                if isinstance(outcome, JobsError)
+            ),
+            None,
+        )
+        is_news = refused is not None and _save_refused(writer, job_id, refused)
     services.enqueue_reconcile(job_id)
-    for rank, outcome in zip(ranks, outcomes, strict=True):
-        if isinstance(outcome, JobsError):
-            _note_refused(services, job_id, outcome, rank=rank.rank, host=rank.host)
-            break  # one of a batch is enough
+    if is_news:
+        _LOG.warning("job %s: %s", job_id, refused)
     return tuple(outcomes)
 
 
