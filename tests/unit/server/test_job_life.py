@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from unittest.mock import patch
 
 import pytest
 from tests.planner.one_rank import acknowledge, register_rank, store_measurements
@@ -43,6 +47,7 @@ from flyball_server.jobs.registry.registration import (
 )
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.step_records import StepDetail
+from flyball_server.jobs.store.sql.job_writer import JobWriter
 from flyball_server.jobs.timetables import get_timetable, put_timetable
 from flyball_wire.closed_loop import Timetable, TimetableWindow
 from flyball_wire.messages import JobSpec, JobState
@@ -388,6 +393,24 @@ def test_a_job_that_restarts_keeps_its_plan_and_an_older_start_is_refused(life: 
     for older in (FIRST, Launch()):
         with pytest.raises(OtherStartError):
             life.join(0, launch=older)
+
+
+def test_a_registration_right_after_a_refusal_ends_it(life: Life) -> None:
+    store = life.services.store
+    writing, was_registered = store.writing, threading.Event()
+
+    @contextmanager
+    def followed(job_id: str) -> Iterator[JobWriter]:
+        with writing(job_id) as writer:
+            yield writer
+        if not was_registered.is_set():
+            was_registered.set()
+            life.register(launch=AGAIN)
+
+    with patch.object(store, "writing", followed), pytest.raises(OtherStartError):
+        life.join(0, launch=AGAIN)
+    life.join(0, launch=AGAIN)
+    assert get_job(life.services, "job").findings.refused is None
 
 
 def test_the_same_start_may_run_other_microbatches_and_is_planned_for_them(life: Life) -> None:
