@@ -491,11 +491,11 @@ class PlanView:
     """One version of a job's plan.
 
     Attributes:
-        plan: document of `flyball plan --json`; that of `--data-parallel separate` if
-            data-parallel pipelines have clocks of their own. In a profiling version `policy` is
-            `probe` and nothing is predicted but the iteration time: each instruction has its
-            highest clock, `rows_mhz` has the clocks of each stage, and `cycle`, by step and stage,
-            an index into these.
+        plan: document of `flyball plan --json`, with energies of the profile's GPUs; that of
+            `--data-parallel separate` if data-parallel pipelines have clocks of their own. In a
+            profiling version `policy` is `probe` and nothing is predicted but the iteration time:
+            each instruction has its highest clock, `rows_mhz` has the clocks of each stage, and
+            `cycle`, by step and stage, an index into these.
         first_step: first step on which all ranks run it; null: not all have acknowledged it.
         measurement_detail: detail of the ranks' measurements.
         baseline_cycle: in a comparison, true for each step at the highest clocks; step `k` has

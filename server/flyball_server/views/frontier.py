@@ -32,16 +32,20 @@ class FrontierMemory:
     """Cache of the newest frontier of each job; the jobs requested longest ago are dropped."""
 
     def __init__(self) -> None:
-        self._solved = Lru[str, tuple[SlowedRequest, int, JobFrontier]](MAX_REMEMBERED)
+        self._solved = Lru[str, tuple[object, JobFrontier]](MAX_REMEMBERED)
 
-    def find(self, request: SlowedRequest, num_points: int, job_id: str) -> JobFrontier | None:
+    def find(self, request: SlowedRequest, num_points: int, job: JobRecord) -> JobFrontier | None:
         """Return the frontier of exactly this request; None: not in memory."""
-        request_of, num_points_of, frontier = self._solved.get(job_id) or (None, 0, None)
-        return frontier if (request_of, num_points_of) == (request, num_points) else None
+        known = self._solved.get(job.job_id)
+        inputs = (request, num_points, job.spec.num_expected_ranks)
+        return known[1] if known is not None and known[0] == inputs else None
 
-    def keep(self, request: SlowedRequest, num_points: int, frontier: JobFrontier) -> None:
+    def keep(
+        self, request: SlowedRequest, num_points: int, job: JobRecord, frontier: JobFrontier
+    ) -> None:
         """Store the job's newest frontier."""
-        self._solved.put(frontier.job_id, (request, num_points, frontier))
+        inputs = (request, num_points, job.spec.num_expected_ranks)
+        self._solved.put(job.job_id, (inputs, frontier))
 
 
 def known_frontier(
@@ -52,8 +56,8 @@ def known_frontier(
     Raises:
         UnknownJobError, MissingProfileError, InvalidFieldError: see `get_frontier`.
     """
-    _, request = _request(services, job_id)
-    return memory.find(request, num_points, job_id)
+    job, request = _request(services, job_id)
+    return memory.find(request, num_points, job)
 
 
 def get_frontier(
@@ -70,7 +74,7 @@ def get_frontier(
     with services.store.lock(frontier_lock(job_id)):
         while True:
             job, request = _request(services, job_id)
-            known = memory.find(request, num_points, job_id)
+            known = memory.find(request, num_points, job)
             if known is not None:
                 return known
             try:
@@ -109,21 +113,21 @@ def _solved(
     except PipelineError as error:
         raise InvalidFieldError(error.field, error.message) from error
     solve_s = time.perf_counter() - started_s
-    times = gpus_over_profile(request.request.profile, job.spec.num_expected_ranks)
-    curve = _with_energies(curve, times)
+    scale = gpus_over_profile(request.request.profile, job.spec.num_expected_ranks)
+    curve = _scaled(curve, scale)
     solved = JobFrontier(**vars(curve), job_id=job.job_id, solve_s=solve_s)
-    memory.keep(request, num_points, solved)
+    memory.keep(request, num_points, job, solved)
     return solved
 
 
-def _with_energies(curve: Frontier, times: float) -> Frontier:
-    """Return the frontier of so many times the GPUs."""
+def _scaled(curve: Frontier, scale: float) -> Frontier:
+    """Return the frontier with its energies multiplied."""
 
     def compared(plans: Sequence[ComparedPlan]) -> tuple[ComparedPlan, ...]:
-        return tuple(replace(each, energy_j=times * each.energy_j) for each in plans)
+        return tuple(replace(each, energy_j=scale * each.energy_j) for each in plans)
 
     points = (
-        replace(each, energy_j=times * each.energy_j, lower_bound_j=times * each.lower_bound_j)
+        replace(each, energy_j=scale * each.energy_j, lower_bound_j=scale * each.lower_bound_j)
         for each in curve.points
     )
     return replace(

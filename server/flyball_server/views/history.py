@@ -10,7 +10,7 @@ import dataclasses
 from datetime import datetime
 
 from flyball_profiles.stage_profile import StageProfile
-from flyball_server.jobs.measurements.step_reading import gpus_over_profile, predicted_iteration
+from flyball_server.jobs.measurements.step_reading import predicted_iteration
 from flyball_server.jobs.records import JobRecord, PlanRecord
 from flyball_server.jobs.registry.inspection import require_job, require_plan
 from flyball_server.jobs.services import JobServices
@@ -134,7 +134,7 @@ def summary_of(record: PlanRecord, profile: StageProfile | None, num_ranks: int)
         target=plan.target,
         created_at=record.created_at.isoformat(),
         first_step=record.first_step,
-        predicted=predicted_iteration(plan, gpus_over_profile(profile, num_ranks)),
+        predicted=predicted_iteration(plan, profile, num_ranks),
         stage_clock_mhz=tuple(round(mhz, 3) for mhz in mean_stage_clocks_mhz(plan, profile)),
     )
 

@@ -109,17 +109,14 @@ def plan_facts(record: PlanRecord, profile: StageProfile | None, num_ranks: int)
         profile: the job's newest profile; None: no profile.
         num_ranks: number of the job's ranks, whose energy is predicted.
     """
-    times = gpus_over_profile(profile, num_ranks)
     plan = record.plan
     if plan.is_probe:
         return PlanFacts(stage_clocks_mhz=mean_stage_clocks_mhz(plan, profile))
+    scale = gpus_over_profile(profile, num_ranks)
+    stages = () if plan.is_separate else plan.predicted.stages
     return PlanFacts(
         options=(plan.policy, plan.target),
-        prediction=predicted_iteration(plan, times),
-        stages=()
-        if plan.is_separate
-        else tuple(
-            replace(stage, energy_j=times * stage.energy_j) for stage in plan.predicted.stages
-        ),
+        prediction=predicted_iteration(plan, profile, num_ranks),
+        stages=tuple(replace(stage, energy_j=scale * stage.energy_j) for stage in stages),
         stage_clocks_mhz=mean_stage_clocks_mhz(plan, profile),
     )

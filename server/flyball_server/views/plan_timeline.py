@@ -15,6 +15,7 @@ from flyball_server.jobs.errors import (
     UnknownPlanError,
 )
 from flyball_server.jobs.lifecycle.job_life import is_emulated
+from flyball_server.jobs.measurements.step_reading import gpus_over_profile
 from flyball_server.jobs.registry.inspection import JobSummary, require_job, require_plan, summarise
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.sql.job_reader import JobReader
@@ -84,6 +85,7 @@ def get_timeline(
         key = _key(reader, job_id, version)
         plan = require_plan(reader, job_id, key.version).plan
         profile = reader.find_profile(job_id)
+        num_ranks = require_job(reader, job_id).spec.num_expected_ranks
     if plan.is_probe:
         problem = "it was made to learn from; its clocks change from step to step"
         raise UndrawablePlanError(job_id=job_id, version=key.version, problem=problem)
@@ -95,6 +97,7 @@ def get_timeline(
     except PipelineError as error:
         problem = f"the job's profile does not fit it: {error}"
         raise UndrawablePlanError(job_id=job_id, version=key.version, problem=problem) from error
+    scale = gpus_over_profile(profile, num_ranks)
     return key, PlanTimeline(
         job_id=job_id,
         version=key.version,
@@ -102,8 +105,8 @@ def get_timeline(
         is_as_planned=is_as_planned,
         schedule=plan.schedule,
         num_microbatches=plan.num_microbatches,
-        plan=_timeline_of_plan(timeline),
-        baseline=_timeline_of_plan(timeline.baseline()),
+        plan=_timeline_of_plan(timeline, scale),
+        baseline=_timeline_of_plan(timeline.baseline(), scale),
     )
 
 
@@ -139,24 +142,24 @@ def _check_length(job_id: str, version: int, plan: Plan) -> None:
         )
 
 
-def _timeline_of_plan(timeline: SimulatedPlan) -> TimelineOfPlan:
+def _timeline_of_plan(timeline: SimulatedPlan, scale: float) -> TimelineOfPlan:
     whole = timeline.simulation.whole
     return TimelineOfPlan(
         iteration_time_s=round(whole.iteration_time_s, _TIME_DECIMALS),
-        energy_j=round(whole.energy_j, _ENERGY_DECIMALS),
+        energy_j=round(scale * whole.energy_j, _ENERGY_DECIMALS),
         bubble_fraction=round(whole.bubble_fraction, 6),
-        rows=tuple(_rounded_row(row) for row in timeline_rows(timeline)),
+        rows=tuple(_rounded_row(row, scale) for row in timeline_rows(timeline)),
         critical_path=critical_places(timeline),
     )
 
 
-def _rounded_row(row: TimelineRow) -> TimelineRow:
+def _rounded_row(row: TimelineRow, scale: float) -> TimelineRow:
     return replace(
         row,
-        blocking_power_w=round(row.blocking_power_w, _ENERGY_DECIMALS),
+        blocking_power_w=round(scale * row.blocking_power_w, _ENERGY_DECIMALS),
         start_s=_rounded(row.start_s, _TIME_DECIMALS),
         duration_s=_rounded(row.duration_s, _TIME_DECIMALS),
-        energy_j=_rounded(row.energy_j, _ENERGY_DECIMALS),
+        energy_j=_rounded((scale * energy_j for energy_j in row.energy_j), _ENERGY_DECIMALS),
         float_s=_rounded(row.float_s, _TIME_DECIMALS),
     )
 

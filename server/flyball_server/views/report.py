@@ -7,11 +7,7 @@ from collections.abc import Iterable, Iterator
 from flyball_server.jobs.findings.announcements import slow_ranks
 from flyball_server.jobs.lifecycle.job_life import is_emulated, no_clocks_notes
 from flyball_server.jobs.measurements.step_fold import StepFold
-from flyball_server.jobs.measurements.step_reading import (
-    gpus_over_profile,
-    predicted_iteration,
-    read_fold,
-)
+from flyball_server.jobs.measurements.step_reading import predicted_iteration, read_fold
 from flyball_server.jobs.registry.inspection import (
     JobSummary,
     gpu_notes,
@@ -82,11 +78,10 @@ def _predicted(reader: JobReader, summary: JobSummary, fold: StepFold) -> Predic
     if version in fold.versions:
         return fold.versions[version].predicted
     record = reader.find_plan(summary.job.job_id, version)
-    plan = None if record is None else record.plan
-    if plan is None:
+    if record is None:
         return None
-    profile, num_ranks = reader.find_profile(summary.job.job_id), fold.rule.num_ranks
-    return predicted_iteration(plan, gpus_over_profile(profile, num_ranks))
+    profile = reader.find_profile(summary.job.job_id)
+    return predicted_iteration(record.plan, profile, fold.rule.num_ranks)
 
 
 def _version_savings(

@@ -19,6 +19,7 @@ from flyball_server.jobs.findings.stragglers import DetectionWindow, advanced_wi
 from flyball_server.jobs.job_state import OVER
 from flyball_server.jobs.loop_state import JobLoopState, StepPower
 from flyball_server.jobs.measurements.announced_work import deadline_ratio
+from flyball_server.jobs.measurements.step_reading import gpus_over_profile
 from flyball_server.jobs.records import JobRecord
 from flyball_server.jobs.registry.inspection import require_job, require_plan
 from flyball_server.jobs.services import JobServices
@@ -103,8 +104,13 @@ class StepPowerReconciler:
         ]
         if profile is None or 2 * len(usable) < num_steps:
             return None
-        measured = _power_of(usable, sum(profile.num_ranks_per_stage) / num_ranks)
-        return None if measured is None else corrected(known, plan, profile, *measured)
+        measured = _power_of(usable)
+        if measured is None:
+            return None
+        power_w, error = measured
+        return corrected(
+            known, plan, profile, power_w / gpus_over_profile(profile, num_ranks), error
+        )
 
 
 def corrected(
@@ -164,13 +170,8 @@ def _longest_ratio(plan: Plan, profile: StageProfile) -> float:
     return round(max(ratios), _RATIO_DIGITS)
 
 
-def _power_of(steps: Sequence[StepTotals], of_all: float) -> tuple[float, float] | None:
-    """Return the mean power in W and its standard error as a share; None: it is not known.
-
-    Args:
-        steps: measured steps.
-        of_all: share of the job's GPUs that the profile counts.
-    """
+def _power_of(steps: Sequence[StepTotals]) -> tuple[float, float] | None:
+    """Return the mean power in W and its standard error as a share; None: it is not known."""
     energies_j = [each.energy_j for each in steps if each.energy_j is not None]
     times_s = [each.time_s for each in steps]
     if len(energies_j) < max(len(steps), 2) or min(energies_j) < 0 or sum(energies_j) <= 0:
@@ -179,7 +180,7 @@ def _power_of(steps: Sequence[StepTotals], of_all: float) -> tuple[float, float]
     power_w = energy_j / math.fsum(times_s)
     deviations_j = [one - power_w * time_s for one, time_s in zip(energies_j, times_s, strict=True)]
     error_j = math.sqrt(math.fsum(each**2 for each in deviations_j) * num / (num - 1))
-    return power_w * of_all, error_j / energy_j
+    return power_w, error_j / energy_j
 
 
 def _is_watched(job: JobRecord, loop_state: JobLoopState) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.jobs.job_state import OVER
-from flyball_server.jobs.measurements.step_fold import StepFold, VersionFold, version_fold
+from flyball_server.jobs.measurements.step_fold import StepFold, version_fold
 from flyball_server.jobs.measurements.step_pairs import CountingRule, StepKinds
 from flyball_server.jobs.measurements.work_at_highest import works_at_highest
 from flyball_server.jobs.records import JobRecord, PlanRecord
@@ -168,42 +168,39 @@ def _know_versions(
         if record is not None:
             if record.plan.is_probe and not fold.highest_mhz:
                 fold.highest_mhz = _highest_mhz(reader, record)
-            num_ranks = fold.rule.num_ranks
-            times = gpus_over_profile(reader.find_profile(job_id), num_ranks)
-            fold.know(version, _fold_of(record, fold.highest_mhz, times))
-
-
-def _fold_of(
-    record: PlanRecord, highest_mhz: Sequence[int], gpus_over_profile: float
-) -> VersionFold:
-    fold, plan = version_fold(step_kinds(record, highest_mhz)), record.plan
-    fold.predicted = predicted_iteration(plan, gpus_over_profile)
-    if not plan.is_probe:
-        fold.policy, fold.target = plan.policy, plan.target
-    return fold
+            of_version = version_fold(step_kinds(record, fold.highest_mhz))
+            plan = record.plan
+            if not plan.is_probe:
+                profile = reader.find_profile(job_id)
+                of_version.predicted = predicted_iteration(plan, profile, fold.rule.num_ranks)
+                of_version.policy, of_version.target = plan.policy, plan.target
+            fold.know(version, of_version)
 
 
 def gpus_over_profile(profile: StageProfile | None, num_ranks: int) -> float:
-    """Return the number of a job's GPUs over that of its profile's, whose energy plans predict.
+    """Return the number of a job's GPUs over that of its profile, whose energy plans predict.
 
     Args:
-        profile: the job's profile; None: it has none, and the result is 1.
+        profile: the job's profile; None: no profile, and the result is 1.
         num_ranks: number of the job's ranks, each with a GPU.
     """
     return 1.0 if profile is None else num_ranks / sum(profile.num_ranks_per_stage)
 
 
-def predicted_iteration(plan: Plan, gpus_over_profile: float) -> PredictedIteration | None:
+def predicted_iteration(
+    plan: Plan, profile: StageProfile | None, num_ranks: int
+) -> PredictedIteration | None:
     """Return the model's prediction for all GPUs of a job; None: a probe.
 
     Args:
         plan: plan of the job.
-        gpus_over_profile: number of the job's GPUs over that of the profile's.
+        profile: as in `gpus_over_profile`.
+        num_ranks: as in `gpus_over_profile`.
     """
-    prediction, scale = plan.prediction, gpus_over_profile
+    prediction = plan.prediction
     if prediction is None:
         return None
-    sources = prediction.saving_sources
+    scale, sources = gpus_over_profile(profile, num_ranks), prediction.saving_sources
     return PredictedIteration(
         iteration_time_s=plan.iteration_time_s,
         energy_j=scale * prediction.energy_j,
