@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from flyball_pipeline.errors import PipelineError
 from flyball_pipeline.work import StepWork, checked_work
-from flyball_server.jobs.bounds import (
-    MAX_COUNT,
-    check_count,
-    check_quantity,
-)
+from flyball_server.jobs.bounds import MAX_COUNT, check_count, check_quantity
 from flyball_server.jobs.errors import InvalidFieldError
 from flyball_server.jobs.records import MAX_SM_CLOCK_MHZ, Record
-from flyball_wire.messages import (
-    ClockTiming,
-    InstructionReport,
-    StepPlanReport,
-)
+from flyball_wire.messages import ClockTiming, InstructionReport, StepPlanReport
 
 InstructionKey = tuple[str, int, int | None]
 """Kind, model chunk and requested clock in MHz; None: the driver's choice."""
@@ -91,11 +82,7 @@ def merged_moments(several: Iterable[StageMoments]) -> dict[tuple[int, int], Sta
 
 # Limits of one rank in one step: sums and squares of any number of them stay finite.
 MAX_STEP_TIME_S = 1e9
-
-
 MAX_STEP_ENERGY_J = 1e12
-
-
 _STEP_COUNTS = (
     "num_unplanned",
     "num_overruns",
@@ -107,7 +94,29 @@ _STEP_COUNTS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepRecord(Record):
+class ClockReadings(Record):
+    """Readings of the SM clock below the clock that was set."""
+
+    #: Number of these readings.
+    num_clock_misses: int = 0
+    #: Number of those that a power limit explains.
+    num_power_capped: int = 0
+    #: Number of those that a thermal limit explains.
+    num_thermally_capped: int = 0
+
+    @property
+    def num_capped(self) -> int:
+        """Return the number of those that a limit explains."""
+        return self.num_power_capped + self.num_thermally_capped
+
+    @property
+    def num_lost_clocks(self) -> int:
+        """Return the number of the others: another program set the clock."""
+        return max(self.num_clock_misses - self.num_capped, 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepRecord(ClockReadings):
     """One step measured by one rank; units and meaning as in the wire's StepMeasurement.
 
     Attributes:
@@ -125,9 +134,6 @@ class StepRecord(Record):
     energy_j: float | None
     num_unplanned: int = 0
     num_overruns: int = 0
-    num_clock_misses: int = 0
-    num_power_capped: int = 0
-    num_thermally_capped: int = 0
     num_without_clocks: int = 0
     sm_clock_mhz: float | None = None
     unknown_version: int | None = None
@@ -145,15 +151,9 @@ class StepRecord(Record):
         for name in _STEP_COUNTS:
             check_count(name, getattr(self, name))
 
-    @property
-    def num_lost_clocks(self) -> int:
-        """Return the number of clock readings below the plan's that no limit explains."""
-        num_capped = self.num_power_capped + self.num_thermally_capped
-        return max(self.num_clock_misses - num_capped, 0)
-
 
 @dataclass(frozen=True, kw_only=True)
-class StepTotals(Record):
+class StepTotals(ClockReadings):
     """One step over the ranks that have posted it."""
 
     step: int
@@ -169,32 +169,19 @@ class StepTotals(Record):
     #: Sum over the ranks, J; None: a rank could not read it.
     energy_j: float | None
     num_unplanned: int
-    num_clock_misses: int
-    num_power_capped: int
-    num_thermally_capped: int
     #: Number of ranks that ran a plan unknown here; none of them in `num_with_plan`.
     num_unknown: int = 0
     num_overruns: int = 0
     #: Number of ranks that set no clocks.
     num_without_clocks: int = 0
     #: Unix time of the last post, s.
-    stored_at: int = dataclasses.field(default=0, compare=False)
+    stored_at: int = field(default=0, compare=False)
 
     @property
     def is_mixed(self) -> bool:
         """Return whether its ranks ran several versions."""
         is_one_version = self.lowest_version == self.newest_version
         return not is_one_version or 0 < self.num_with_plan < self.num_ranks
-
-    @property
-    def num_capped(self) -> int:
-        """Return the number of clock readings that power or heat held below the plan's clock."""
-        return self.num_power_capped + self.num_thermally_capped
-
-    @property
-    def num_lost_clocks(self) -> int:
-        """Return the number of other readings below it: another program set the clock."""
-        return max(self.num_clock_misses - self.num_capped, 0)
 
     @property
     def left_plan(self) -> bool:
@@ -281,7 +268,7 @@ class StepDetail(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class StageTotals(Record):
+class StageTotals(ClockReadings):
     """A step over those ranks of a stage that ran one plan version in it.
 
     Attributes:
@@ -300,9 +287,6 @@ class StageTotals(Record):
     num_ranks: int
     time_s: float
     energy_j: float | None
-    num_clock_misses: int
-    num_power_capped: int
-    num_thermally_capped: int
     num_with_clock: int = 0
     sm_clock_mhz: float | None = None
     unknown_version: int | None = None
