@@ -14,19 +14,15 @@ from dataclasses import replace
 
 from flyball_pipeline.errors import PipelineError
 from flyball_profiles.stage_profile import StageProfile
-from flyball_server.jobs.findings.noting import note_findings
-from flyball_server.jobs.findings.stragglers import DetectionWindow, advanced_window
-from flyball_server.jobs.job_state import OVER
-from flyball_server.jobs.loop_state import JobLoopState, StepPower
+from flyball_server.jobs.findings.step_plans import StepPlanReconciler
+from flyball_server.jobs.findings.stragglers import DetectionWindow
+from flyball_server.jobs.loop_state import JobLoopState, StepPower, WorkModel
 from flyball_server.jobs.measurements.announced_work import deadline_ratio
 from flyball_server.jobs.measurements.step_reading import gpus_over_profile
 from flyball_server.jobs.records import JobRecord
-from flyball_server.jobs.registry.inspection import require_job, require_plan
-from flyball_server.jobs.services import JobServices
+from flyball_server.jobs.registry.inspection import require_plan
 from flyball_server.jobs.step_records import StepTotals
 from flyball_server.jobs.store.sql.job_reader import JobReader
-from flyball_server.jobs.versions.planning import read_planning
-from flyball_server.kit.lru import Lru
 from flyball_server.planning.documents.predicted_timeline import planned_models
 from flyball_wire.plans.plan import Plan
 from flyball_wire.targets import parse_target
@@ -41,49 +37,29 @@ LEAST_MISS, _STANDARD_ERRORS = 0.005, 2.0
 # two were. It is 1 where steps get longer at the same energy.
 _EXPONENT, _EXPONENTS = 2.0, (1.0, 4.0)
 _RATIO_DIGITS, _SAME_RATIO = 4, 2e-4
-_KEPT_JOBS = 32
 
 
-class StepPowerReconciler:
+class StepPowerReconciler(StepPlanReconciler):
     """Reconciler that corrects the deadlines of steps where their mean power misses its target."""
 
-    order = 56
+    pause_steps = BLOCK_STEPS
+    why = "its steps' mean power was compared"
 
-    def __init__(self) -> None:
-        self._seen = Lru[str, DetectionWindow](_KEPT_JOBS)
+    def concerns(self, job: JobRecord, loop_state: JobLoopState, work: WorkModel) -> bool:
+        """Return whether the job has a target `power:`, and measured work."""
+        target = loop_state.planned_inputs.target or job.spec.target
+        return parse_target(target).kind == "power" and work.num_microbatches > 0
 
-    def runs_after_posts(self, reader: JobReader, job: JobRecord) -> bool:
-        """Return whether the job's steps have plans, and a target `power:`."""
-        return _is_watched(job, reader.find_loop_state(job.job_id))
-
-    def __call__(self, services: JobServices, job_id: str) -> None:
-        """Give ranks another ratio if the newest steps miss the target."""
-        with services.store.reading() as reader:
-            job, loop_state = require_job(reader, job_id), reader.find_loop_state(job_id)
-            if not _is_watched(job, loop_state):
-                return
-            if not read_planning(reader, job).is_planned(services):
-                return
-            found = self._found(reader, job, loop_state)
-        if found is None or found == loop_state.step_power:
-            return
-
-        def changed(now: JobRecord, current: JobLoopState) -> JobLoopState:
-            is_same = job.is_same_work(now) and current.step_power == loop_state.step_power
-            return current.evolve(step_power=found) if is_same else current
-
-        note_findings(services, job_id, changed, "its steps' mean power was compared")
-
-    def _found(
-        self, reader: JobReader, job: JobRecord, loop_state: JobLoopState
-    ) -> StepPower | None:
-        """Return what the newest steps say; None: too few have run since the last look."""
-        seen = advanced_window(reader, job, self._seen)
-        if seen is None or seen.version != loop_state.timed_version:
-            return None
-        if seen.newest_step - seen.detected_at_step < BLOCK_STEPS:
-            return None
-        seen.detected_at_step = seen.newest_step
+    def found(
+        self,
+        reader: JobReader,
+        job: JobRecord,
+        loop_state: JobLoopState,
+        seen: DetectionWindow,
+        now_unix_s: float,
+    ) -> JobLoopState:
+        """Return the loop state with the correction that the newest steps show."""
+        del now_unix_s
         plan = require_plan(reader, job.job_id, seen.version).plan
         known = loop_state.step_power
         if known is None or known.target != plan.target:
@@ -103,14 +79,13 @@ class StepPowerReconciler:
             and each.energy_j is not None
         ]
         if profile is None or 2 * len(usable) < num_steps:
-            return None
+            return loop_state
         measured = _power_of(usable)
         if measured is None:
-            return None
+            return loop_state
         power_w, error = measured
-        return corrected(
-            known, plan, profile, power_w / gpus_over_profile(profile, num_ranks), error
-        )
+        power_w /= gpus_over_profile(profile, num_ranks)
+        return loop_state.evolve(step_power=corrected(known, plan, profile, power_w, error))
 
 
 def corrected(
@@ -181,17 +156,3 @@ def _power_of(steps: Sequence[StepTotals]) -> tuple[float, float] | None:
     deviations_j = [one - power_w * time_s for one, time_s in zip(energies_j, times_s, strict=True)]
     error_j = math.sqrt(math.fsum(each**2 for each in deviations_j) * num / (num - 1))
     return power_w, error_j / energy_j
-
-
-def _is_watched(job: JobRecord, loop_state: JobLoopState) -> bool:
-    work = loop_state.planned_inputs.step_work
-    target = loop_state.planned_inputs.target or job.spec.target
-    return (
-        parse_target(target).kind == "power"
-        and work is not None
-        and work.num_microbatches > 0
-        and work == loop_state.work
-        and job.state not in OVER
-        and job.problem is None
-        and loop_state.open_comparison is None
-    )

@@ -89,6 +89,13 @@ class DetectionWindow:
             self.newest_step = found
             reach = min(2 * reach, _FAR_STEPS)
 
+    def begin_detection(self, pause_steps: int) -> bool:
+        """Begin a detection if so many steps have run since the newest one; return whether."""
+        if self.newest_step - self.detected_at_step < pause_steps:
+            return False
+        self.detected_at_step = self.newest_step
+        return True
+
     def read(
         self,
         reader: JobReader,
@@ -149,12 +156,12 @@ class DetectionWindow:
 def advanced_window(
     reader: JobReader, job: JobRecord, kept: Lru[str, DetectionWindow]
 ) -> DetectionWindow | None:
-    """Return the newest steps on a job's newest version; None: it has not begun.
+    """Return the newest steps on a job's newest version; None: no step on it is planned yet.
 
     Args:
         reader: reader of the current transaction.
         job: the job.
-        kept: cached ones by job.
+        kept: cached steps by job.
     """
     newest = reader.newest_version(job.job_id)
     if newest is None or newest.first_step is None:
@@ -266,9 +273,8 @@ class StragglerReconciler:
         if seen is None:
             return None
         pause = 1 + job.spec.num_expected_ranks // _RANKS_PER_STEP
-        if seen.newest_step - seen.detected_at_step < pause:
+        if not seen.begin_detection(pause):
             return None
-        seen.detected_at_step = seen.newest_step
         return measured_slowdowns(
             reader, loop_state, seen, now_unix_s=now_unix_s, min_steps=MIN_STEPS
         )
