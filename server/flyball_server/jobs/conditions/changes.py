@@ -87,10 +87,10 @@ def stage_conditions(
     ranks: Sequence[RankRecord], num_stages: int
 ) -> tuple[GpuConditions | None, ...]:
     """Return what the conditions of each stage's ranks have in common; None: not known."""
-    return tuple(
-        common_conditions(rank.conditions for rank in ranks if rank.stage == stage)
-        for stage in range(num_stages)
-    )
+    of_stages: dict[int, list[GpuConditions | None]] = {}
+    for rank in ranks:
+        of_stages.setdefault(rank.stage, []).append(rank.conditions)
+    return tuple(common_conditions(of_stages.get(stage, ())) for stage in range(num_stages))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,11 +118,13 @@ def changed_ranks(
 
     A limit above the profiled one counts where it is the lowest of its stage.
     """
+    if profiled is None:
+        return ()
     found: dict[tuple[bool, str], list[int]] = {}
     present = [rank for rank in ranks if not rank.has_left]
     lowest = stage_conditions(present, 1 + max((rank.stage for rank in present), default=0))
     for rank in present:
-        if profiled is None or rank.conditions is None:
+        if rank.conditions is None:
             continue
         for change in profiled.changes_of(rank.stage, rank.conditions):
             if _is_above_others(change, lowest[rank.stage]):
