@@ -93,10 +93,10 @@ class AccessCheck:
             _check(scope, access)
         except (EdgeError, StoreError) as error:
             response = problem_response(error)
-            request = Request(scope)
-            if isinstance(error, TokenError) and is_from_browser(request):
-                response = no_page(request, response.status_code)
             if isinstance(error, TokenError):
+                request = Request(scope)
+                if is_from_browser(request):
+                    response = no_page(request, response.status_code)
                 response.headers["WWW-Authenticate"] = "Bearer"
             await response(scope, receive, send)
             return
