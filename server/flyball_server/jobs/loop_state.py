@@ -17,6 +17,7 @@ from flyball_wire.messages import MAX_RANKS
 from flyball_wire.online_profiling import ProfilingResult
 from flyball_wire.orders import OrderAdvice
 from flyball_wire.plans.plan import MAX_SLOWDOWN
+from flyball_wire.targets import parse_target
 
 KEPT_HIGHEST = "one plan would make steps longer, so the highest clocks are kept"
 
@@ -221,6 +222,11 @@ class StepPower:
             f"target {self.target} is not met: steps draw {self.least_power_w:g} W on average at"
             " their least-energy clocks"
         )
+
+
+def deadline_factor(step_power: StepPower | None, target: str) -> float:
+    """Return the factor of steps' deadlines: 1 for other targets, and while none was measured."""
+    return step_power.factor if step_power and parse_target(target).kind == "power" else 1.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from flyball_pipeline.instruction import InstructionKind
 from flyball_pipeline.retiming import MAX_INSTRUCTIONS
 from flyball_pipeline.work import StepWork, WorkCoefficients, work_factors
 from flyball_profiles.stage_profile import StageProfile
-from flyball_server.jobs.loop_state import PlanningInputs, StepPower, WorkModel
+from flyball_server.jobs.loop_state import PlanningInputs, StepPower, WorkModel, deadline_factor
 from flyball_server.jobs.measurements.timed_steps import ReadSteps, StepReports
 from flyball_server.planning.documents.predicted_timeline import planned_models
 from flyball_server.planning.model.array_dag import FloatArray
@@ -30,7 +30,6 @@ from flyball_server.profiling.work_fit import (
 from flyball_wire.messages import InstructionReport, JobSpec
 from flyball_wire.plan_options import DEFAULT_TARGET, Policy
 from flyball_wire.plans.plan import Plan
-from flyball_wire.targets import parse_target
 
 # Root mean square change of a factor, and change of a reserve, above which ranks get new ones; the
 # first halves where the known factors are nearly exact. Both double with each time, so that factors
@@ -91,8 +90,7 @@ def deadline_ratio(plan: Plan, step_power: StepPower | None = None) -> float:
     baseline_s = plan.predicted.baseline_iteration_time_s
     if plan.target == DEFAULT_TARGET or not baseline_s:
         return 1.0
-    is_corrected = step_power is not None and parse_target(plan.target).kind == "power"
-    factor = step_power.factor if step_power is not None and is_corrected else 1.0
+    factor = deadline_factor(step_power, plan.target)
     return max(1.0, factor * plan.iteration_time_s / baseline_s)
 
 

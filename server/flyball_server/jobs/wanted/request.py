@@ -14,7 +14,13 @@ from flyball_profiles.gpu_windows import MEASURE_BLOCKING_POWER, GpuTableError, 
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.jobs.conditions.changes import keeps_plan
 from flyball_server.jobs.errors import InvalidFieldError
-from flyball_server.jobs.loop_state import JobLoopState, MeasuredDelays, PlanningInputs, WorkModel
+from flyball_server.jobs.loop_state import (
+    JobLoopState,
+    MeasuredDelays,
+    PlanningInputs,
+    WorkModel,
+    deadline_factor,
+)
 from flyball_server.planning.planner import PlanRequest
 from flyball_server.planning.request_options import (
     DEFAULT_RECONFIGURE_GRANULARITY_MHZ,
@@ -159,8 +165,7 @@ def plan_to_solve(
         delays,
         has_given_transitions=is_given,
     )
-    has_power = inputs.step_work is not None and parse_target(asked.target).kind == "power"
-    step_power = inputs.step_power if has_power else None
+    step_power = None if inputs.step_work is None else inputs.step_power
     detail = MeasurementDetail.INSTRUCTIONS if is_measured else MeasurementDetail.TOTALS
     if spec.adaptation == Adaptation.FRONTIER or inputs.step_work is not None:
         detail = MeasurementDetail.CLOCKS
@@ -178,7 +183,7 @@ def plan_to_solve(
         profile=profile,
         jitter=0.0 if delays is None else delays.jitter,
         work=inputs.step_work,
-        deadline_factor=1.0 if step_power is None else step_power.factor,
+        deadline_factor=deadline_factor(step_power, asked.target),
         measurement_detail=detail,
     )
 
