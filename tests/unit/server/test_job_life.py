@@ -464,10 +464,12 @@ def test_other_values_wait_until_the_ranks_of_another_start_are_gone(life: Life)
     other = Launch(start_id="b1", run="43", restart_count=0, host="node-7")
     with pytest.raises(JobHeldError, match="on node-1; end them"):
         life.register(THREE, other)
-    assert life.notes()[0].startswith("refused a registration from node-7: job job has ranks of")
+    of_job = "refused a registration from node-7: job job has ranks of"
+    assert life.notes()[0].startswith(of_job)
     # Those of the new start are no sign of life of the old one.
     with pytest.raises(OtherStartError):
         life.join(0, launch=other)
+    assert life.notes()[0].startswith(of_job), "a refusal of its rank says less"
     life.pass_time(60)
     leave_rank(life.services, "job", 1)
     with pytest.raises(JobHeldError):

@@ -338,6 +338,7 @@ def test_a_job_whose_gpus_change_while_it_is_measured_is_measured_anew(
     assert job.state() == JobState.PROFILING
     assert job.change_conditions(CAPPED, 0) == SETTLE_S
     assert job.state() == JobState.AWAITING_PROFILE
+    assert get_profiling(job.services.jobs, "job").state == "waiting"
     probed, highest = MeasurementDetail.CLOCKS, MeasurementDetail.TOTALS
     assert details_of(job) == [probed, probed, highest]
     assert_all_at_the_highest(job)
