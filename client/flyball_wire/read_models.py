@@ -157,8 +157,8 @@ class SavingSources:
 class PredictedIteration:
     """Predicted iteration on the plan, and with all instructions at the highest clocks.
 
-    Energies are of all ranks of the job: if its profile holds one of several data-parallel
-    pipelines, so many times that of the plan.
+    Energies are of all ranks of the job: where its profile holds one of several data-parallel
+    pipelines, the energy of the plan times their number.
 
     Attributes:
         saving_percent: energy saved in %; negative: the plan needs more.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from tests.unit.client.step_parts import HEAVY, LIGHT
 
@@ -20,7 +22,7 @@ _WORK = step_work(LIGHT)
 _PLAN, _OF_TWO = PlanKey(3, "plan"), PlanKey(4, None)
 
 
-def _message(stage: int, **changes: object) -> StepMessage:
+def _message(stage: int, **changes: Any) -> StepMessage:  # noqa: ANN401
     message = StepMessage(
         step=7,
         plan=_PLAN,
