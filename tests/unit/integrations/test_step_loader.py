@@ -647,6 +647,7 @@ def test_a_reader_of_a_loader_that_was_set_elsewhere_does_not_hide_where() -> No
     announced.train()
     assert [next(reader), next(reader)] == [0, 1]
     loader.load_state_dict({"next": 50, "epoch": 7})
+    announced.train()
     assert next(reader) == 2  # of the pass that was begun
     assert loader.state_dict() == {"next": 50, "epoch": 7}
 
