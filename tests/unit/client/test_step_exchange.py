@@ -279,7 +279,7 @@ def test_lengths_without_known_times_are_logged_once_and_later_steps_have_plans(
         for step, work in enumerate((HEAVY, HEAVY, LIGHT), 1):
             rank.exchange.announce(step, work)
         for step in (1, 2):
-            wait_until(lambda step=step: ("greatest", 0, step + 1) in meeting.said)
+            wait_until(partial(meeting.said.__contains__, ("greatest", 0, step + 1)))
             rank.begin(step)
         wait_until(lambda: rank.has_plan(3))
     assert len(caplog.messages) == 1
