@@ -112,16 +112,18 @@ class AnnouncedSteps:
             return
         following, _ = plans.in_force_at(step + 1, num_microbatches) or (None, None)
         others = {
-            plan.num_microbatches: key_of(plan)
+            number: key_of(plan)
             for plan in plans.plans_at(step + 1)
-            if plan.has_step_plans and plan is not following
+            if (number := plan.num_microbatches) is not None
+            and plan.has_step_plans
+            and plan is not following
         }
         cursor = plans.cursor
         num = 0 if cursor is None else len(cursor.plan.kinds)
         self._exchange.begin(
             step,
             next_plan=key_of(following) if following and following.has_step_plans else None,
-            other_plans={number: key for number, key in others.items() if number is not None},
+            other_plans=others,
             last_mhz=cursor.clocks_mhz[num - 1] if cursor is not None and num else 0,
         )
 

@@ -11,7 +11,6 @@ at different steps, and an exchange that fails or takes too long, end step plans
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import operator
@@ -31,9 +30,15 @@ from flyball_client.steps.agreement import (
     check_coupling,
 )
 from flyball_client.steps.rank_slowness import RankSlowness, Slowness
+from flyball_client.steps.step_message import (
+    StepMessage,
+    clocks_in_force_mhz,
+    common_load,
+    read_messages,
+)
 from flyball_client.steps.step_plans import PlanKey, StepDeadlines, StepLoad, StepPlan
 from flyball_pipeline.errors import PipelineError
-from flyball_pipeline.work import StepWork, checked_work, step_work
+from flyball_pipeline.work import StepWork, step_work
 from flyball_wire.messages import StepPlanReport
 
 _logger = logging.getLogger(__name__)
@@ -362,41 +367,23 @@ class StepExchange:
 
         None: the ranks have no work, or not the same plan. Empty: a clock is not known.
         """
-        own = _Said(
+        own = StepMessage(
             step=step,
             plan=plan,
-            others=tuple((number, key.version, key.plan_id) for number, key in others.items()),
+            other_plans=tuple(others.items()),
             stage=self._stage,
             last_mhz=self._last_mhz,
             slowness=Slowness() if plan is None else self._slowness.of(plan),
         )
         message = own.as_bytes(None if announced is None else announced.work)
-        said, works = _read_all(self._result_of(self._agreement.gather(message)))
-        steps = {each.step for each in said}
-        if len(steps) > 1:
-            raise AgreementError(
-                f"ranks of the pipeline are at different steps, {min(steps)} and {max(steps)}"
-            )
-        if len(works) > 1:
-            raise AgreementError(f"ranks announce different work for step {step}")
-        if not works:
+        messages, work = read_messages(self._result_of(self._agreement.gather(message)))
+        if work is None:
             return None, ()
-        [work] = works
         self._keep_work(step, work)
-        [chosen, *differing] = {each.plan_for(len(work)) for each in said}
-        if chosen is None or differing:
-            return None, ()
-        num_stages = 1 + max(each.stage for each in said)
-        slowness, in_force_mhz = [1.0] * num_stages, [0] * num_stages
-        for each in said:
-            in_force_mhz[each.stage] = max(in_force_mhz[each.stage], each.last_mhz)
-            # Of another plan it says nothing.
-            if each.plan == chosen:
-                slowness[each.stage] = max(slowness[each.stage], each.slowness.at_highest)
-        caution = max(each.slowness.below if each.plan == chosen else 0.0 for each in said)
-        coupling = None if announced is None else announced.coupling
-        load = StepLoad(step, chosen, work, tuple(slowness), caution, coupling)
-        return load, tuple(in_force_mhz) if all(in_force_mhz) else ()
+        load = common_load(messages, work)
+        if load is not None and announced is not None:
+            load = load._replace(coupling=announced.coupling)
+        return load, clocks_in_force_mhz(messages)
 
     def _keep_work(self, step: int, work: StepWork) -> None:
         self._works[step] = work
@@ -488,57 +475,3 @@ class StepExchange:
                 return None
             self._news.wait(pause_s)
             pause_s = min(2 * pause_s, longest_pause_s)
-
-
-class _Said(NamedTuple):
-    """One rank's message about a step, without its work."""
-
-    step: int
-    #: Plan for the number of microbatches that steps have; None: it has no plan, or it is late.
-    plan: PlanKey | None
-    #: Number of microbatches, version and identity of its plans for other numbers.
-    others: tuple[tuple[int, int, str | None], ...]
-    stage: int
-    #: Clock that is in force as the step before ends, MHz; 0: not known.
-    last_mhz: int
-    slowness: Slowness
-
-    def plan_for(self, num_microbatches: int) -> PlanKey | None:
-        """Return the plan of a step with this number of microbatches."""
-        for number, version, plan_id in self.others:
-            if number == num_microbatches:
-                return PlanKey(version, plan_id)
-        return self.plan
-
-    def as_bytes(self, work: StepWork | None) -> bytes:
-        """Return a message: this in a line, and the work in another."""
-        return b"\n".join(json.dumps(part).encode() for part in (self, work))
-
-
-def _read_all(messages: Sequence[bytes]) -> tuple[list[_Said], set[StepWork]]:
-    """Return what ranks say, and the different works among it.
-
-    Raises:
-        AgreementError: It is not understood: a rank runs another version of Flyball.
-    """
-    said: list[_Said] = []
-    works: set[bytes] = set()
-    try:
-        for message in messages:
-            line, _, work = message.partition(b"\n")
-            step, plan, others, stage, last_mhz, slowness = json.loads(line)
-            said.append(
-                _Said(
-                    int(step),
-                    None if plan is None else PlanKey(int(plan[0]), plan[1]),
-                    tuple((int(number), int(version), key) for number, version, key in others),
-                    int(stage),
-                    int(last_mhz),
-                    Slowness(*map(float, slowness)),
-                )
-            )
-            works.add(work)
-        found = [json.loads(work) for work in works]
-        return said, {checked_work(work) for work in found if work is not None}
-    except (ValueError, TypeError) as error:
-        raise AgreementError(f"another rank's message is not understood: {error}") from None

@@ -19,16 +19,15 @@ from flyball_integrations.data_parallel.rank_waits import RankWaits, differentia
 from flyball_integrations.shared.instruction_hooks import InstructionHooks
 
 FORWARD, BACKWARD = "forward", "backward"
-_RESHARDS = "_reshard_after_forward"
 
 
 class Meetings:
     """Microbatches in which ranks have waited for each other so far.
 
     Attributes:
-        are_known: whether a step has shown them.
-        in_each: whether every microbatch is one.
-        at_ends: whether only the last one of each step is, as with `no_sync` in all but that.
+        are_known: True: a step has shown them.
+        in_each: True: ranks have met in every microbatch.
+        at_ends: True: ranks have met in the last microbatch of each step alone, as with `no_sync`.
     """
 
     def __init__(self) -> None:
@@ -191,4 +190,5 @@ def _gathers(group: Any) -> bool:  # noqa: ANN401 - private to torch
 
 def _meets_in_backward(group: Any) -> bool:  # noqa: ANN401 - private to torch
     """Return whether a backward gathers parameters again, or reduces gradients."""
-    return bool(getattr(group, "reduce_grads", True) or getattr(group, _RESHARDS, True))
+    gathers_again = getattr(group, "_reshard_after_forward", True)
+    return bool(getattr(group, "reduce_grads", True) or gathers_again)

@@ -124,7 +124,7 @@ class _MicrobatchAnnouncer(PipelineAnnouncer):
         meetings, coupling = self._steps.meetings, self._coupling
         if coupling != "step" and not meetings.are_known:
             return
-        if coupling == "backward" and meetings.at_ends and not meetings.in_each:
+        if coupling == "backward" and meetings.at_ends:
             coupling = "step"
         if coupling == "step" or meetings.in_each:
             self._session.announce_step(work, step=step, coupling=coupling)

@@ -187,7 +187,7 @@ class EnginePatch:
 
 
 class _Attachment(NamedTuple):
-    """What `detach` closes and `microbatches` uses."""
+    """State that `detach` closes and `microbatches` uses."""
 
     opened: ExitStack
     #: None: the work of steps is not announced.
@@ -285,8 +285,8 @@ def microbatches(
 
     Give `announces_work=True` to `attach` on all ranks, and call this on those that read, of the
     first and the last stage, or on all; both must read the same. Microbatches and their order are
-    the loader's; those of the next step are read as a step begins. The loader's `state_dict` is the
-    position before them.
+    the loader's; with each, about one of the next step is read. The loader's `state_dict` is the
+    position before what was read ahead.
 
     Args:
         engine: that Flyball is attached to.

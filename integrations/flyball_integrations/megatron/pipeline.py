@@ -171,7 +171,7 @@ _CONSTANT = (Policy.CONSTANT, Policy.GLOBAL)
 _logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Attachment:
     """State that `detach` closes, and `training_step` and `microbatches` use."""
 
@@ -195,10 +195,10 @@ def attach(
 
     Call it once on every rank, after `initialize_model_parallel`, and with `hooks="patch"` before
     `get_forward_backward_func`. Rank 0 registers the job with the order that Megatron's schedule
-    runs. Without planner or plan, training runs at the GPU's default clocks. All ranks wait here
-    for each other and compare their orders. A call with `forward_only=True` is not hooked. Where
-    the config leaves no place for hooks inside a step, each stage runs at one clock, and a step is
-    a `training_step`.
+    runs, every rank registers itself. Without planner or plan, training runs at the GPU's default
+    clocks. All ranks wait here for each other and compare their orders. A call with
+    `forward_only=True` is not hooked. Where the config leaves no place for hooks inside a step,
+    each stage runs at one clock, and a step is a `training_step`.
 
     Args:
         config: the model's; with model chunks the first one's, which Megatron's schedules use.
@@ -223,11 +223,12 @@ def attach(
         with on_all_ranks_or_none() as joining:
             check_options(attach, options)
             _check(config, num_microbatches=num_microbatches, hooks=hooks)
-            is_whole = bool(unhooked := _what_cannot_be_hooked(config))
-            if unhooked:
+            unhooked = _what_cannot_be_hooked(config)
+            is_whole = unhooked is not None
+            if unhooked is not None:
                 options = _with_constant_clocks(options, unhooked, job_id)
             order = _order(config, num_microbatches)
-            registration = _registration(config, num_microbatches)
+            registration = _registration(order)
             joining.order = order_text(registration, beside=announced_text(options))
             ends = _open_ends(opened, options, order, job_id=job_id, initial_step=initial_step)
             device_hooks = ends.device_hooks(_device(), has_whole_steps=is_whole)
@@ -237,12 +238,17 @@ def attach(
         if ends.registers_job:
             _warn_of_held_back_sends(registration, config, job_id)
         step: Callable[[], AbstractContextManager[None]]
-        step = WholeSteps(session, synchronize=device_hooks.synchronize).step
-        if not is_whole:
+        if is_whole:
+            step = WholeSteps(session, synchronize=device_hooks.synchronize).step
+        else:
             step = _hooked_step(opened, config, order, session, device_hooks, hooks=hooks)
-        ends.register(registration, session, lambda number: _registration(config, number))
-        announcer = PipelineAnnouncer(session, device_hooks) if ends.announces_work else None
-        attachment = _Attachment(opened.pop_all(), step, announcer, num_microbatches)
+        ends.register(registration, session, lambda number: _registration(_order(config, number)))
+        attachment = _Attachment(
+            opened=opened.pop_all(),
+            training_step=step,
+            announcer=PipelineAnnouncer(session, device_hooks) if ends.announces_work else None,
+            num_microbatches=num_microbatches,
+        )
         setattr(schedules, _ATTACHMENT, attachment)
     return session
 
@@ -268,8 +274,7 @@ def microbatches(
     Give `announces_work=True` to `attach` on all ranks, and call this on every rank with what
     Megatron has there: an iterator, a list of one for each model chunk, or None where nothing is
     read. A RerunDataIterator is returned itself and reads ahead inside, others in a list of the
-    same length. Microbatches and their order stay; those of the next step are read as a step
-    begins.
+    same length. Microbatches and their order stay; with each, about one of the next step is read.
 
     Args:
         data_iterator: of the training; not that of evaluations.
@@ -395,9 +400,8 @@ def _order(config: Any, num_microbatches: int) -> Schedule:  # noqa: ANN401
     )
 
 
-def _registration(config: Any, num_microbatches: int) -> JobRegistration:  # noqa: ANN401
-    num_ranks = torch.distributed.get_world_size()
-    return registration_of(_order(config, num_microbatches), num_ranks)
+def _registration(order: Schedule) -> JobRegistration:
+    return registration_of(order, torch.distributed.get_world_size())
 
 
 def _open_ends(

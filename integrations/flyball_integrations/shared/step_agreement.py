@@ -1,9 +1,9 @@
 """Agreement of ranks on their steps, over gloo in groups of its own.
 
 Only `agree_on_steps`, at `attach`, waits for other ranks, and not for those that
-`decline_to_agree`. An exchange in progress keeps a thread of
-gloo in it until all ranks have come. Freeing its group joins that thread, so a group is freed only
-where nothing is in progress, and else left to the end of the process.
+`decline_to_agree`. An exchange in progress keeps a thread of gloo in it until all ranks have come.
+Freeing its group joins that thread, so a group is freed only where nothing is in progress, and else
+left to the end of the process.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def agree_on_steps(place: Place, *, timeout_s: float = TIMEOUT_S) -> GlooAgreeme
 
 
 def decline_to_agree() -> None:
-    """Let ranks that call `agree_on_steps` know that this one announces nothing; does not wait."""
+    """End `agree_on_steps` of other ranks, since this one announces nothing; does not wait."""
     world = torch.distributed
     if world.is_available() and world.is_initialized():
         with suppress(RuntimeError):  # the store is lost, and the training with it
@@ -74,7 +74,7 @@ class _Places:
         self._of_all = f"flyball/agreement/{number}/all"
 
     def decline(self) -> None:
-        """Say that this rank has none."""
+        """Enter null for this rank, and as rank 0 for all."""
         self._store.set(self._keys[self._rank], "null")
         if self._rank == 0:
             self._store.set(self._of_all, "[null]")

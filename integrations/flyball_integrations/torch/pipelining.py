@@ -61,7 +61,7 @@ B = TypeVar("B")
 
 
 class _Attachment(NamedTuple):
-    """What `detach` closes and `steps` uses."""
+    """State that `detach` closes and `steps` uses."""
 
     opened: ExitStack
     #: None: the work of steps is not announced.

@@ -169,6 +169,21 @@ def test_an_announced_step_of_another_number_of_microbatches_runs_the_plan_for_t
         assert found == (version if step in works else 1)
 
 
+def test_an_announced_number_of_microbatches_without_a_plan_leaves_the_plan_in_force(
+    gpu: RecordingGpu, make_session: SessionMaker
+) -> None:
+    planner = MemoryPlanner()
+    session = make_session(gpu, planner=planner.client())
+    session.plan_steps()
+    session.start()
+    publish(planner)
+    train_until(session, lambda _: LIGHT, lambda: len(with_plan(planner)) >= 2)
+    run_step(session, [[4, 3], [5], [2]])
+    session.on_step_begin()
+    assert session.active_version == 1
+    session.close()
+
+
 def test_a_step_without_work_runs_at_the_highest_clocks(
     planner: MemoryPlanner, gpu: RecordingGpu, make_session: SessionMaker
 ) -> None:

@@ -269,6 +269,22 @@ def test_lengths_that_a_pipelines_times_are_not_known_for_give_all_the_highest_c
         assert ranks[2].exchange.end(1, ranks[2].key)[0] == step_work(HEAVY)
 
 
+def test_lengths_without_known_times_are_logged_once_and_later_steps_have_plans(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.WARNING, logger="flyball_client")
+    meeting = Meeting(1, 1)
+    rank = Rank(meeting, 0, 0, deadline_ratio=1.3, lengths_range=(2.0, 6.0))
+    with running(rank):
+        for step, work in enumerate((HEAVY, HEAVY, LIGHT), 1):
+            rank.exchange.announce(step, work)
+        for step in (1, 2):
+            wait_until(partial(meeting.said.__contains__, ("greatest", 0, step + 1)))
+            rank.begin(step)
+        wait_until(lambda: rank.has_plan(3))
+    assert len(caplog.messages) == 1
+
+
 def test_a_deadline_that_the_plan_stretches_is_stretched_for_every_step() -> None:
     meeting = Meeting(1, 1)
     rank = Rank(meeting, 0, 0, deadline_ratio=1.2, reserve=StepReserve(0.05, 0.0))
@@ -428,6 +444,35 @@ def test_ranks_that_know_other_versions_have_no_plan_for_that_step_only() -> Non
             rank.exchange.announce(2, HEAVY, None)
         wait_until(lambda: old.has_plan(2) and new.has_plan(2))
         assert old.clocks(1) == old.plan.highest_mhz
+
+
+def test_pipelines_with_other_versions_for_a_number_of_microbatches_have_no_plans_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked, ask = list[StepLoad | StepDeadlines](), StepPlanner.ask
+
+    def record(planner: StepPlanner, question: StepLoad | StepDeadlines) -> None:
+        asked.append(question)
+        ask(planner, question)
+
+    monkeypatch.setattr(StepPlanner, "ask", record)
+    meeting, three = Meeting(2, 1), [[4, 3], [5], [2]]
+    ranks = [Rank(meeting, pipeline, 0, deadline_ratio=1.3) for pipeline in (0, 1)]
+    with running(*ranks):
+        for version, rank in enumerate(ranks, 2):
+            rules: dict[str, Any] = {"num_microbatches": 3, "deadline_ratio": 1.3}
+            rank.planner.keep(part_of_stage(0, 1, version=version, **rules))
+            other_plans = {3: PlanKey(version, None)}
+            rank.exchange.begin(
+                0, next_plan=rank.key, other_plans=other_plans, last_mhz=HIGHEST_MHZ
+            )
+            rank.exchange.announce(1, three)
+            rank.exchange.announce(2, HEAVY)
+        wait_until(lambda: len(meeting.said.get(("greatest", 0, 2), {})) == 2)  # of step 1
+        for rank in ranks:
+            rank.begin(1)
+        wait_until(lambda: all(rank.has_plan(2) for rank in ranks))
+    assert [type(each) for each in asked if each.step == 1] == [StepLoad] * 2
 
 
 @pytest.mark.parametrize("knows_it", [True, False])

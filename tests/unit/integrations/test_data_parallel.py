@@ -19,7 +19,13 @@ from torch import nn
 
 from flyball_client.session.rank_session import RankSession
 from flyball_client.steps.agreement import Coupling
-from flyball_integrations.data_parallel import attach, detach, training, training_step
+from flyball_integrations.data_parallel import (
+    attach,
+    detach,
+    microbatches,
+    training,
+    training_step,
+)
 from flyball_integrations.data_parallel.microbatches import MicrobatchSteps
 from flyball_integrations.data_parallel.rank_waits import RankWaits
 from flyball_integrations.data_parallel.training import _MicrobatchAnnouncer, _warn_unattached
@@ -282,3 +288,22 @@ def test_on_a_gpu_waits_are_read_from_events_when_the_step_is_over(
     with steps.step():
         clock.move(1.0)
     assert session.last_step_timings[0].receive_time_s == 0.0
+
+
+@pytest.mark.parametrize(
+    ("is_unsharded", "reduces", "reshards", "meets"),
+    [
+        (False, True, False, True),
+        (False, False, True, True),
+        (False, False, False, False),  # gathers in the forward alone
+        (True, True, True, False),
+    ],
+)
+def test_fsdps_ranks_meet_in_microbatches_that_gather_and_wait_in_the_backward(
+    is_unsharded: bool, reduces: bool, reshards: bool, meets: bool
+) -> None:
+    group = SimpleNamespace(
+        is_unsharded=is_unsharded, reduce_grads=reduces, _reshard_after_forward=reshards
+    )
+    with mock.patch.object(microbatches, "fsdp_groups", lambda _: [group]):
+        assert microbatches.meets_in_microbatch(nn.Linear(1, 1))() is meets

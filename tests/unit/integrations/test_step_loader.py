@@ -344,6 +344,15 @@ def test_batches_before_an_exception_are_given_where_they_come_one_by_one(
     assert found == list(range(fails_at))
 
 
+def test_a_list_of_batches_comes_whole_or_not_at_all() -> None:
+    announced, found = Announced(), []
+    with pytest.raises(OSError, match="this file is broken"):
+        for batches in looked_ahead(Positioned(8, fails_at=3), announced, num_batches=2):
+            found.append(batches)
+            announced.train()
+    assert found == [[0, 1]]
+
+
 def test_nothing_is_read_ahead_where_nothing_is_announced() -> None:
     loader, num_read = Positioned(3), []
     for _ in StepLoader(loader, lengths=lambda number: [number], find_announcer=lambda: None):
@@ -375,18 +384,19 @@ def test_a_loader_whose_position_cannot_be_kept_is_not_read_ahead(
     assert line.startswith("steps are not announced: state_dict of the loader: ")
 
 
+@pytest.mark.parametrize("num_good", [0, 2])
 def test_lengths_that_cannot_be_read_end_announcing_with_one_line(
-    caplog: pytest.LogCaptureFixture,
+    num_good: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     announced = Announced()
     loader = StepLoader(
         range(5),
-        lengths=lambda number: read_lengths([1] * 2 if number < 2 else None),
+        lengths=lambda number: read_lengths([1] * 2 if number < num_good else None),
         find_announcer=lambda: announced,
     )
     for _ in loader:
         announced.train()
-    assert list(announced.work) == [7, 8]
+    assert list(announced.work) == [7, 8][:num_good]
     assert [line.partition(": lengths")[0] for line in caplog.messages] == [
         "steps are no longer announced"
     ]
@@ -611,8 +621,22 @@ def test_a_reader_goes_on_where_its_iterator_was_set() -> None:
     stream.load_state_dict({"next": 50, "epoch": 0})
     assert stream.state_dict()["next"] == 50
     announced.train()
-    assert [next(reader), next(reader)] == [50, 51]
+    assert next(reader) == 50
+    assert stream.state_dict()["next"] == 50
+    assert next(reader) == 51
     assert stream.state_dict()["next"] == 52
+
+
+def test_a_reader_that_was_set_elsewhere_forgets_what_the_iterator_raised_ahead() -> None:
+    stream, announced = Stream(99, fails_at=3), Announced()
+    reader: MicrobatchReader[int] = MicrobatchReader(
+        stream, lengths=int, announcer=announced, num_microbatches=lambda: 2
+    )
+    announced.train()
+    assert [next(reader), next(reader)] == [0, 1]
+    stream.load_state_dict({"next": 50, "epoch": 0})
+    announced.train()
+    assert [next(reader), next(reader)] == [50, 51]
 
 
 def test_a_reader_of_a_loader_that_was_set_elsewhere_does_not_hide_where() -> None:
@@ -623,6 +647,7 @@ def test_a_reader_of_a_loader_that_was_set_elsewhere_does_not_hide_where() -> No
     announced.train()
     assert [next(reader), next(reader)] == [0, 1]
     loader.load_state_dict({"next": 50, "epoch": 7})
+    announced.train()
     assert next(reader) == 2  # of the pass that was begun
     assert loader.state_dict() == {"next": 50, "epoch": 7}
 

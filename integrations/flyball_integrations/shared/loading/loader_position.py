@@ -30,7 +30,7 @@ class LoaderPosition:
         self._own: object = None
         self.captured: object = None
         self._can_be_held = True
-        #: Whether the loader has gone somewhere else since this position was kept.
+        #: True: the loader was set elsewhere since this position was kept.
         self.is_lost = False
 
     def hold(self) -> bool:

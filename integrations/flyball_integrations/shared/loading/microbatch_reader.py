@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -10,9 +9,7 @@ from itertools import islice
 from typing import Any, Generic, TypeVar, cast
 
 from flyball_integrations.shared.loading.loader_position import LoaderPosition
-from flyball_integrations.shared.loading.step_work import StepAnnouncer, read_lengths
-
-_logger = logging.getLogger(__name__)
+from flyball_integrations.shared.loading.step_work import StepAnnouncer, WorkReader, read_lengths
 
 B = TypeVar("B")
 
@@ -44,7 +41,7 @@ class MicrobatchReader(Generic[B]):
         # Megatron's have no `__iter__`.
         self._is_iterator = hasattr(loader, "__next__")
         self._batches = cast("Iterator[B]", loader) if self._is_iterator else iter(loader)
-        self._lengths = lengths
+        self._work: WorkReader[B] = WorkReader(lambda batch: read_lengths(lengths(batch)))
         self._announcer = announcer
         self._num_microbatches = num_microbatches
         self._position = LoaderPosition(loader)
@@ -54,7 +51,6 @@ class MicrobatchReader(Generic[B]):
         # The loader's position after so many, at ends of steps: the newest that was reached, first.
         self._positions: deque[tuple[int, object]] = deque()
         self._failed: Exception | None = None
-        self._is_broken = False
         # Of the step that runs: the next one's number, where it began, its number of microbatches,
         # and how many of them were read before.
         self._next_step: int | None = None
@@ -67,7 +63,7 @@ class MicrobatchReader(Generic[B]):
     def __next__(self) -> B:
         if self._position.is_lost:
             self._lose_ahead()
-        if not self._is_broken:
+        if not self._work.is_broken:
             self._begin_step(self._announcer.next_step)
             self._read_ahead()
         if self._ahead:
@@ -136,13 +132,7 @@ class MicrobatchReader(Generic[B]):
     def _announce(self) -> None:
         own = self._first + self._number - self._num_taken
         ahead = islice(self._ahead, own, own + self._number)
-        try:
-            work = [read_lengths(self._lengths(batch)) for batch in ahead]
-        except Exception as error:
-            self._is_broken = True
-            _logger.warning("steps are no longer announced: lengths: %s", error)
-        else:
-            self._announcer.announce(work, cast("int", self._next_step))
+        self._work.announce(self._announcer, cast("int", self._next_step), ahead)
 
     def _show_position(self, *, is_new: bool = False) -> None:
         """Let the loader be where it was at the newest end of a step that was reached."""

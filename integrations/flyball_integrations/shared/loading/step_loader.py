@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,9 +12,7 @@ from typing import Any, Generic, NamedTuple, TypeVar, cast
 from torch.utils._pytree import register_pytree_node
 
 from flyball_integrations.shared.loading.loader_position import LoaderPosition
-from flyball_integrations.shared.loading.step_work import StepAnnouncer
-
-_logger = logging.getLogger(__name__)
+from flyball_integrations.shared.loading.step_work import StepAnnouncer, WorkReader
 
 B = TypeVar("B")
 # Of loaders that accelerate has prepared, which read one batch ahead themselves.
@@ -50,12 +47,11 @@ class StepLoader(Generic[B]):
         if num_batches is not None and num_batches < 1:
             raise ValueError(f"accumulate must be at least 1, not {num_batches}")
         self._loader = loader
-        self._lengths = lengths
+        self._work: WorkReader[B] = WorkReader(lengths)
         self._find_announcer = find_announcer
         self._num_batches = num_batches or 1
         self._gives_lists = gives_lists and num_batches is not None
         self._position = LoaderPosition(loader)
-        self._is_broken = False
         self._pass = self._new_pass()
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - the loader's
@@ -99,14 +95,15 @@ class StepLoader(Generic[B]):
             if announcer is not None:
                 step = announcer.next_step
                 if step != announced:
-                    self._announce(announcer, own.now, step)
+                    self._announce(announcer, step, own.now)
             if announcer is None or is_last:
                 yield from self._given(own)
                 own.fill(self._num_batches)
                 announced = None
             else:
                 announced = step + 1
-                ahead = _ReadAhead(own, self._num_batches, self._announcing(announcer, announced))
+                announce = partial(self._announce, announcer, announced)
+                ahead = _ReadAhead(own, self._num_batches, announce)
                 yield from self._given(own, ahead)
                 ahead.finish()
         self._position.release()
@@ -117,7 +114,7 @@ class StepLoader(Generic[B]):
     def _announcer(self) -> StepAnnouncer | None:
         """Return the announcer, with the position kept; None: nothing is read ahead."""
         announcer = self._find_announcer()
-        if announcer is not None and not self._is_broken and self._position.hold():
+        if announcer is not None and not self._work.is_broken and self._position.hold():
             return announcer
         self._position.release()
         return None
@@ -143,28 +140,15 @@ class StepLoader(Generic[B]):
         if hasattr(self._loader, _IS_LAST):
             setattr(self._loader, _IS_LAST, read[number].is_last)
 
-    def _announcing(
-        self, announcer: StepAnnouncer, step: int
-    ) -> Callable[[Iterable[_Read[B]]], None]:
-        return lambda batches: self._announce(announcer, batches, step)
-
-    def _announce(self, announcer: StepAnnouncer, batches: Iterable[_Read[B]], step: int) -> None:
-        if self._is_broken:  # since this step's own lengths
-            return
-        try:
-            work = [self._lengths(each.batch) for each in batches]
-        except Exception as error:
-            self._is_broken = True
-            _logger.warning("steps are no longer announced: lengths: %s", error)
-            return
-        announcer.announce(work, step)
+    def _announce(self, announcer: StepAnnouncer, step: int, read: Iterable[_Read[B]]) -> None:
+        self._work.announce(announcer, step, (each.batch for each in read))
 
 
 class _Read(NamedTuple, Generic[B]):
     """Batch that was read."""
 
     batch: B
-    #: Whether accelerate's loader knows that it is the last one.
+    #: True: accelerate's loader knows that it is the last batch.
     is_last: bool
 
 
@@ -189,9 +173,9 @@ class _Source(Generic[B]):
 
 @dataclass
 class _Pass(Generic[B]):
-    """What a pass has read and not given yet."""
+    """Batches that a pass has read and not given yet."""
 
-    #: Whether the batches of a step come as a list, so that some of them alone cannot come.
+    #: True: the batches of a step come as a list, and never some of them alone.
     gives_lists: bool
     now: deque[_Read[B]] = field(default_factory=deque)
     ahead: deque[_Read[B]] = field(default_factory=deque)
@@ -269,8 +253,8 @@ class _ReadAhead(Generic[B]):
 class _Batches(list[Any]):
     """Batches of a step; as they are taken, in a loop or by index, those of the next one are read.
 
-    Each tells accelerate's loader whether it is the last one: `Accelerator.accumulate` ends a step
-    there. Copies are plain lists, and for torch's trees it is one.
+    As a batch is taken, `end_of_dataloader` of accelerate's loader is set for it, by which
+    `Accelerator.accumulate` ends a step. Copies are plain lists, and torch's trees take it for one.
 
     Args:
         batches: of the step.

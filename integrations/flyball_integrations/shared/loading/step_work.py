@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Integral, Real
-from typing import Any, Protocol, cast
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 import torch
 
 from flyball_client.session.rank_session import RankSession
 from flyball_integrations.shared.device_hooks import DeviceHooks
+
+_logger = logging.getLogger(__name__)
+
+B = TypeVar("B")
 
 BatchLengths = float | Sequence[float]
 """Lengths of a batch's sequences, or as a float its time over that in the profile."""
@@ -60,6 +65,33 @@ class WholeBatchAnnouncer(PipelineAnnouncer):
     def announce(self, work: Sequence[MicrobatchLengths], step: int) -> None:  # type: ignore[override]
         """Announce a step of one batch, with the lengths of each microbatch."""
         super().announce(work[0], step)
+
+
+class WorkReader(Generic[B]):
+    """Work of steps, by the lengths of their batches.
+
+    Args:
+        lengths: returns a batch's lengths, as the announcer takes them.
+
+    Attributes:
+        is_broken: True: lengths could not be read, and nothing is announced any more.
+    """
+
+    def __init__(self, lengths: Callable[[B], Any]) -> None:
+        self._lengths = lengths
+        self.is_broken = False
+
+    def announce(self, announcer: StepAnnouncer, step: int, batches: Iterable[B]) -> None:
+        """Announce a step by its batches; lengths that cannot be read are logged."""
+        if self.is_broken:
+            return
+        try:
+            work = [self._lengths(batch) for batch in batches]
+        except Exception as error:
+            self.is_broken = True
+            _logger.warning("steps are no longer announced: lengths: %s", error)
+        else:
+            announcer.announce(work, step)
 
 
 def split_lengths(given: object, num_microbatches: int) -> MicrobatchLengths:
