@@ -190,11 +190,10 @@ class _Events:
 
     def __init__(self, document: object) -> None:
         found: object = _object(document).get("traceEvents", document)
+        events = _list(found)
         if not isinstance(found, list):
             raise RecordingError("no trace: a list traceEvents is missing")
-        all_events = [
-            (number, _object(each)) for number, each in enumerate(cast("list[Any]", found))
-        ]
+        all_events = [(number, _object(each)) for number, each in enumerate(events)]
         self._all = [each for each in all_events if isinstance(each[1].get("name", ""), str)]
         self.has_kernels = any(each.get("cat") == _KERNEL for _, each in self._all)
 
