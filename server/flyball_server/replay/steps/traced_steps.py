@@ -234,7 +234,7 @@ class _Events:
 
     def _range(self, number: int, event: Mapping[str, Any]) -> _Range:
         begin_us, time_us = _time_us(number, event, "ts"), _time_us(number, event, "dur")
-        return _Range(event.get("name", ""), begin_us, begin_us + max(0.0, time_us))
+        return _Range(event.get("name", ""), begin_us, begin_us + time_us)
 
 
 def _time_us(number: int, event: Mapping[str, Any], key: str) -> float:
@@ -380,7 +380,7 @@ def steps_of_traces(
         for run in trace.runs
         if run.step in steps
     ]
-    return recorded_steps(sorted(rows, key=lambda row: row.step))
+    return recorded_steps(rows)
 
 
 def _instruction(run: _Run, stage: int, num_stages: int) -> Instruction:
