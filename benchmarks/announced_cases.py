@@ -6,6 +6,7 @@ import math
 import random
 from dataclasses import dataclass
 
+from flyball_client.session.rank_session import RankSession
 from flyball_pipeline.instruction import InstructionKind
 from flyball_pipeline.work import WorkCoefficients, step_work
 from flyball_profiles.stage_profile import OperatingPoint, StageProfile
@@ -18,17 +19,21 @@ HIGHEST_MHZ = 1410
 # Of an instruction's time on the profile's batch: constant, per token, per squared token.
 TRUE = WorkCoefficients(0.15, 1.2e-4, 2.2e-8)
 MEAN_TOKENS, NUM_SEQUENCES = 420, 8
+# Share of an instruction's time that shrinks as the clock rises.
+SCALING = 0.9
 
 
-def points(shortest_s: float, scaling: float, num_gpus: int) -> tuple[OperatingPoint, ...]:
-    """Return points of which this share of the time shrinks as the clock rises.
+def points(shortest_s: float, num_gpus: int) -> tuple[OperatingPoint, ...]:
+    """Return points of GPUs that draw 80 + 220 f^3 W at the share f of their highest clock.
 
-    A GPU takes 80 + 220 f^3 W at the share f of its highest clock.
+    Args:
+        shortest_s: time at the highest clock, s.
+        num_gpus: number of GPUs whose energy a point has.
     """
     found: list[OperatingPoint] = []
     for mhz in range(HIGHEST_MHZ, 800, -45):
         share = mhz / HIGHEST_MHZ
-        time_s = shortest_s * (1 - scaling + scaling / share)
+        time_s = shortest_s * (1 - SCALING + SCALING / share)
         energy_j = num_gpus * time_s * (80 + 220 * share**3)
         found.append(OperatingPoint(frequency_mhz=mhz, time_s=time_s, energy_j=energy_j))
     return tuple(found)
@@ -40,6 +45,11 @@ def sequence_lengths(draw: random.Random) -> list[int]:
         min(4096, 1 + int(draw.lognormvariate(math.log(MEAN_TOKENS), 0.9)))
         for _ in range(NUM_SEQUENCES)
     ]
+
+
+def num_planned(session: RankSession) -> float:
+    """Return the number of steps so far that had plans of their own."""
+    return session.metrics(prefix="")["total_num_steps_with_own_plan"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +80,7 @@ class Case:
         """Return the profile that the GPUs emulate, and that the planner is given."""
         return StageProfile(
             points={
-                (stage, kind): points(time_s, 0.9, self.num_pipelines)
+                (stage, kind): points(time_s, self.num_pipelines)
                 for stage in range(self.num_stages)
                 for kind, time_s in self.shortest_s.items()
             },

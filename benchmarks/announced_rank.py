@@ -20,7 +20,16 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from announced_cases import BLOCKING_POWER_W, CASES, NUM_PAIRS, NUM_STEPS, SEED, WAYS, Case
+from announced_cases import (
+    BLOCKING_POWER_W,
+    CASES,
+    NUM_PAIRS,
+    NUM_STEPS,
+    SEED,
+    WAYS,
+    Case,
+    num_planned,
+)
 from flyball_client.gpu.emulated import IDEAL_GPU, EmulatedGpu
 from flyball_client.session.rank_session import RankSession
 from flyball_integrations import data_parallel
@@ -192,11 +201,6 @@ def warm_up(training: Training) -> int:
         if said.item():
             return first + NUM_STEPS
     raise SystemExit("no step had a plan of its own")
-
-
-def num_planned(session: RankSession) -> float:
-    """Return the number of steps so far that had plans of their own."""
-    return session.metrics(prefix="")["total_num_steps_with_own_plan"]
 
 
 def block(training: Training, first: int, *, announces: bool) -> dict[str, Any]:

@@ -24,7 +24,15 @@ import httpx
 from tests.planner.hostile import HostilePlanner, Request, hostile_planner, whole
 from tests.unit.client.memory_planner import JOB_ID, MemoryPlanner
 
-from announced_cases import BLOCKING_POWER_W, HIGHEST_MHZ, SEED, TRUE, points, sequence_lengths
+from announced_cases import (
+    BLOCKING_POWER_W,
+    HIGHEST_MHZ,
+    SEED,
+    TRUE,
+    num_planned,
+    points,
+    sequence_lengths,
+)
 from benchmark_report import Interval, Limit, at_most, show_progress
 from flyball_client.api.planner_client import PlannerClient
 from flyball_client.gpu._base import ClockLimit
@@ -47,7 +55,7 @@ SHORTEST_S = {InstructionKind.FORWARD: 0.05, InstructionKind.BACKWARD: 0.1}
 DELAYS = ChangeDelays(up_s=0.0092, down_s=0.0034)
 # Time of the job's slowest pipeline over one's whose microbatches all have a factor of 1.
 SLOWEST = 1.4
-STEP_S, BLOCK_STEPS, NUM_ROUNDS = 0.3, 1, 80
+STEP_S, NUM_ROUNDS = 0.3, 80
 # Of the rounds, the longest and the shortest ratios, which other work of the machine has made so.
 TRIMMED_SHARE = 0.1
 GIVE_UP_S, WARM_UP_S = 500.0, 60.0
@@ -99,8 +107,8 @@ class LoopFigure:
         )
 
 
-Round = dict[str, list[tuple[float, float]]]
-"""By way, of each step its time and the processor time of the rank's other threads, s."""
+Round = dict[str, tuple[float, float]]
+"""By way, a step's time and the processor time of the rank's other threads in it, s."""
 
 
 def measure_loop(pipeline: str) -> LoopFigure:
@@ -119,10 +127,10 @@ def measure_loop(pipeline: str) -> LoopFigure:
         rounds: list[Round] = json.loads((Path(path) / "rounds.json").read_text(encoding="utf-8"))
 
     def mean(way: str, column: int) -> float:
-        return fmean(step[column] for each in rounds for step in each[way])
+        return fmean(each[way][column] for each in rounds)
 
     longer, control = (
-        [100 * (_step_s(each, way) / _step_s(each, "alone") - 1) for each in rounds]
+        [100 * (each[way][0] / each["alone"][0] - 1) for each in rounds]
         for way in ("planned", "control")
     )
     return LoopFigure(
@@ -135,11 +143,6 @@ def measure_loop(pipeline: str) -> LoopFigure:
         threads_ms=1000 * (mean("planned", 1) - mean("alone", 1)),
         most_percent=LOOPS[pipeline][2],
     )
-
-
-def _step_s(of_round: Round, way: str) -> float:
-    """Return the mean step of a way's blocks in a round, s."""
-    return fmean(time_s for time_s, _ in of_round[way])
 
 
 def _trimmed_mean(values: Sequence[float]) -> float:
@@ -155,7 +158,7 @@ def _served(pipeline: str) -> Iterator[str]:
     curves = {
         kind: [
             ClockPoint(point.frequency_mhz, point.time_s, point.energy_j)
-            for point in points(time_s, 0.9, 1)
+            for point in points(time_s, 1)
         ]
         for kind, time_s in SHORTEST_S.items()
     }
@@ -278,14 +281,14 @@ class Loop:
         took_s = time.perf_counter() - began_s
         return took_s, time.process_time() - time.thread_time() - began_threads_s
 
-    def block(self, way: str) -> list[tuple[float, float]]:
-        """Run a block of steps after one that is not counted."""
-        taken = [self.step(is_planned=way == "planned") for _ in range(1 + BLOCK_STEPS)]
-        return taken[1:]
+    def counted_step(self, way: str) -> tuple[float, float]:
+        """Run a step after one that is not counted."""
+        self.step(is_planned=way == "planned")
+        return self.step(is_planned=way == "planned")
 
 
 def main() -> None:
-    """Run blocks by turns, and write their times."""
+    """Run steps by turns, and write their times."""
     pipeline, url, folder = sys.argv[1:]
     with PlannerClient(url) as planner:
         session = RankSession(gpu=NoGpu(), job_id=JOB_ID, rank=0, stage=0, planner=planner)
@@ -293,26 +296,21 @@ def main() -> None:
         session.start()
         loop = Loop(session, pipeline)
         give_up_s = time.monotonic() + WARM_UP_S
-        while num_planned(session) < 2 * BLOCK_STEPS:
+        while num_planned(session) < 2:
             if time.monotonic() > give_up_s:
                 raise SystemExit("no step had a plan of its own")
-            loop.block("planned")
+            loop.counted_step("planned")
         draw, planned_before = random.Random(SEED), num_planned(session)
         rounds: list[Round] = []
         for _ in range(NUM_ROUNDS):
             ways = list(WAYS)
             draw.shuffle(ways)
-            rounds.append({way: loop.block(way) for way in ways})
+            rounds.append({way: loop.counted_step(way) for way in ways})
         num = num_planned(session) - planned_before
         session.close()
-    if num < NUM_ROUNDS * BLOCK_STEPS:
-        raise SystemExit(f"{num:.0f} of {NUM_ROUNDS * BLOCK_STEPS} steps had plans of their own")
+    if num < NUM_ROUNDS:
+        raise SystemExit(f"{num:.0f} of {NUM_ROUNDS} steps had plans of their own")
     (Path(folder) / "rounds.json").write_text(json.dumps(rounds), encoding="utf-8")
-
-
-def num_planned(session: RankSession) -> float:
-    """Return the number of steps so far that had plans of their own."""
-    return session.metrics(prefix="")["total_num_steps_with_own_plan"]
 
 
 if __name__ == "__main__":

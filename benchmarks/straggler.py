@@ -1,4 +1,4 @@
-"""Time to a plan for a straggler, and the saving of that plan; all savings predicted."""
+"""Processor time of a straggler's plan, and its saving; all savings predicted."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from flyball_server.planning.model.joint_model import simulate_jointly
 from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_server.planning.stragglers.slowed_pipelines import SlowedRequest, make_slowed_plan
-from flyball_wire.plan_options import PlanOptions
+from flyball_wire.plan_options import Effort, PlanOptions
 from flyball_wire.plans.plan import Plan, Slowdown
 from gpt3_cells import A40, A100, NUM_MICROBATCHES, SCHEDULE, Gpu, add_profiles_argument
 from made_profiles import scaled, tile_profile
@@ -26,7 +26,7 @@ NUM_STAGES = 8
 LARGEST = (64, 256)
 LARGEST_SLOWDOWN = 1.2
 SEED = 20231
-MAX_ANSWER_S = 1.0
+MAX_PLANNING_S = 3.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,7 @@ class Cell:
     """One GPU of one pipeline is slow; energies are of all pipelines, predicted.
 
     Attributes:
-        answer_s: from the request to the plan, s.
+        planning_s: processor time of the plan, s.
         gap_percent: of that plan.
         fastest_time_s: T', what the slow pipeline takes at its highest clocks, s.
         left_time_s, left_energy_j: of an iteration whose clocks are left as they were.
@@ -46,7 +46,7 @@ class Cell:
     size: str
     num_pipelines: int
     slowdown: float
-    answer_s: float
+    planning_s: float
     gap_percent: float
     fastest_time_s: float
     left_time_s: float
@@ -77,10 +77,11 @@ def measure(arguments: argparse.Namespace) -> Report:
     for gpu in (A100, A40):
         profile = read_stage_profile(gpu.profile(arguments.profiles))
         for num_microbatches in NUM_MICROBATCHES:
-            request = _request(gpu, profile, num_microbatches)
+            request = _request(gpu, profile, num_microbatches, arguments.effort)
             cells += _cells(gpu, request, SLOWDOWNS)
         num_stages, num_microbatches = LARGEST
-        largest = _request(gpu, tile_profile(profile, num_stages, SEED), num_microbatches)
+        tiled = tile_profile(profile, num_stages, SEED)
+        largest = _request(gpu, tiled, num_microbatches, arguments.effort)
         cells += _cells(gpu, largest, (LARGEST_SLOWDOWN,))
     return Report(
         figures={"predicted": cells},
@@ -89,11 +90,13 @@ def measure(arguments: argparse.Namespace) -> Report:
     )
 
 
-def _request(gpu: Gpu, profile: StageProfile, num_microbatches: int) -> PlanRequest:
+def _request(gpu: Gpu, profile: StageProfile, num_microbatches: int, effort: Effort) -> PlanRequest:
     return PlanRequest(
         profile=profile,
         num_microbatches=num_microbatches,
-        options=PlanOptions(blocking_power_w=(gpu.blocking_power_w,), schedule=SCHEDULE),
+        options=PlanOptions(
+            blocking_power_w=(gpu.blocking_power_w,), schedule=SCHEDULE, effort=effort
+        ),
     )
 
 
@@ -103,9 +106,9 @@ def _cells(gpu: Gpu, request: PlanRequest, slowdowns: tuple[float, ...]) -> Iter
         for slowdown in slowdowns:
             slowed = _slowed(request, num_pipelines, slowdown)
             show_progress(f"{gpu.name}, {_size(request)}, {num_pipelines} x, {slowdown}")
-            began_s = time.perf_counter()
+            began_s = time.process_time()
             plan = make_slowed_plan(slowed)
-            answer_s = time.perf_counter() - began_s
+            planning_s = time.process_time() - began_s
             left_time_s, left_energy_j = _left_as_it_was(slowed, before)
             as_long = request.with_options(target=f"deadline:{left_time_s!r}")
             at_same_time = make_slowed_plan(replace(slowed, request=as_long))
@@ -114,7 +117,7 @@ def _cells(gpu: Gpu, request: PlanRequest, slowdowns: tuple[float, ...]) -> Iter
                 size=_size(request),
                 num_pipelines=num_pipelines,
                 slowdown=slowdown,
-                answer_s=answer_s,
+                planning_s=planning_s,
                 gap_percent=plan.predicted.gap_percent or 0.0,
                 fastest_time_s=plan.predicted.baseline_iteration_time_s,
                 left_time_s=left_time_s,
@@ -167,8 +170,8 @@ def _limits(cells: list[Cell]) -> Iterator[Limit]:
     for gpu in (A100, A40):
         of_gpu = [cell for cell in cells if cell.gpu == gpu.name]
         small = [cell for cell in of_gpu if cell.size != largest]
-        answer_s = max(cell.answer_s for cell in small)
-        yield at_most(f"{gpu.name}, {NUM_STAGES} stages: answer, s", answer_s, MAX_ANSWER_S)
+        planning_s = max(cell.planning_s for cell in small)
+        yield at_most(f"{gpu.name}, {NUM_STAGES} stages: planning, s", planning_s, MAX_PLANNING_S)
         times = [cell.time_s / cell.fastest_time_s for cell in of_gpu]
         yield at_most(f"{gpu.name}: time over T'", max(times), 1 + 1e-9)
         energies = [cell.same_time_energy_j / cell.left_energy_j for cell in of_gpu]
@@ -181,7 +184,7 @@ def _text(cells: list[Cell]) -> str:
         "one slow GPU; predicted": "{gpu}, {size}",
         "pipelines": "{num_pipelines}",
         "slowdown": "{slowdown:g}",
-        "answer, s": "{answer_s:.2f}",
+        "planning, s": "{planning_s:.2f}",
         "gap, %": "{gap_percent:.3f}",
         "T', s": "{fastest_time_s:.3f}",
         "left: time, s": "{left_time_s:.3f}",
@@ -200,4 +203,7 @@ def _text(cells: list[Cell]) -> str:
 if __name__ == "__main__":
     options = argparse.ArgumentParser(description=__doc__)
     add_profiles_argument(options)
+    options.add_argument(
+        "--effort", type=Effort, choices=tuple(Effort), default=Effort.NORMAL, help="of the search"
+    )
     run_benchmark(options, measure)

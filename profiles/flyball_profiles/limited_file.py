@@ -12,7 +12,7 @@ MAX_FILE_BYTES = 64 * 2**20
 
 
 def read_bytes(path: Path, *, max_bytes: int = MAX_FILE_BYTES) -> bytes:
-    """Return the content of a regular file of at most so many bytes.
+    """Return the content of a regular file of at most `max_bytes`.
 
     Raises:
         OSError: the file cannot be read, is larger, or is a device or a pipe, which may never

@@ -167,7 +167,7 @@ def test_traces_packed_or_not_are_replayed(steps: list[str | Path], tmp_path: Pa
             {"ph": "X", "name": name, "ts": 1e3 * begin, "dur": 1e3 * time}
             for name, begin, time in ranges
         ]
-        path.write_text(json.dumps(events))
+        path.write_text(f"\ufeff\n{json.dumps(events)}", encoding="utf-8")
     packed.write_bytes(gzip.compress(packed.read_bytes()))
     names = [
         *("--trace-names", "step=iteration", "--trace-names", "forward=fwd"),

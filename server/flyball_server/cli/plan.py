@@ -43,7 +43,7 @@ from flyball_wire.targets import parse_target
 USUAL_GPUS_IN_NODE = 8
 # A plan that saves less than this beyond one clock per stage is hardly worth its changes.
 WORTH_POINTS = 0.5
-# A deadline or power so many times that of the highest clocks may be in another unit.
+# A deadline or power at least this multiple of that at the highest clocks may be in another unit.
 FAR = 10.0
 
 _COMPARED: dict[str, str] = {
@@ -100,7 +100,7 @@ def _planned(
 
 
 def _far_target(plan: Plan) -> str:
-    """Return a line on a target so far off that its unit may be another; empty: it is not."""
+    """Return a line on a target that is probably in another unit; empty: it is not."""
     target, highest = parse_target(plan.target), plan.prediction
     if highest is None:
         return ""

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import codecs
 import csv
 import gzip
 import io
-import itertools
 import json
 import re
 import zlib
@@ -58,6 +56,7 @@ _ERROR = Option(
 # Unpacked; a trace of a few steps of a large model has some 100 MiB.
 _MAX_TRACE_BYTES = 512 * 2**20
 _GZIP = b"\x1f\x8b"
+_JSON = re.compile(rb"(?:\xef\xbb\xbf)?\s*[\[{]")
 # Options of recorded steps: name in the arguments, and as it is given.
 _OF_STEPS = {
     "trace_names": "--trace-names",
@@ -199,15 +198,11 @@ def _transitions(arguments: argparse.Namespace, gpu: GpuWindow | None) -> ClockT
 def _recorded(arguments: argparse.Namespace) -> tuple[RecordedStep, ...]:
     paths: list[Path] = arguments.steps
     first = _content(paths[0])
-    if first[:1] not in (b"{", b"["):
+    if not _JSON.match(first):
         return _of_csv(paths, first, arguments)
     names, places = _trace_names(arguments.trace_names), _trace_places(arguments.trace_places)
-    traces = [
-        _trace(path, names, content)
-        for path, content in itertools.chain(
-            [(paths[0], first)], ((path, _content(path)) for path in paths[1:])
-        )
-    ]
+    traces = [_trace(paths[0], names, first)]
+    traces += [_trace(path, names, _content(path)) for path in paths[1:]]
     try:
         return steps_of_traces(traces, places)
     except RecordingError as error:
@@ -219,7 +214,7 @@ def _shown(paths: Sequence[Path]) -> str:
 
 
 def _content(path: Path) -> bytes:
-    """Return what a file holds, unpacked."""
+    """Return a file's content, unpacked."""
     try:
         content = read_bytes(path, max_bytes=_MAX_TRACE_BYTES)
         if content.startswith(_GZIP):
@@ -230,19 +225,19 @@ def _content(path: Path) -> bytes:
         raise CommandError(f"{path}: {fault}") from None
     if len(content) > _MAX_TRACE_BYTES:
         raise CommandError(f"{path}: larger than {_MAX_TRACE_BYTES // 2**20} MiB unpacked")
-    return content.removeprefix(codecs.BOM_UTF8).lstrip()
+    return content
 
 
 def _of_csv(
     paths: Sequence[Path], content: bytes, arguments: argparse.Namespace
 ) -> tuple[RecordedStep, ...]:
-    for option in ("--trace-names", "--trace-places"):
-        if getattr(arguments, option[2:].replace("-", "_")):
-            raise CommandError(f"{option} is for traces, and {paths[0]} is none")
+    for name in ("trace_names", "trace_places"):
+        if getattr(arguments, name):
+            raise CommandError(f"{_OF_STEPS[name]} is for traces, and {paths[0]} is none")
     if paths[1:]:
         raise CommandError(f"{paths[0]}: no trace; of CSV files give one")
     try:
-        return parse_recorded_steps(content.decode("utf-8"))
+        return parse_recorded_steps(content.decode("utf-8-sig"))
     except RecordingError as error:
         raise CommandError(f"{paths[0]}: {error}") from None
     except ValueError as error:
@@ -318,11 +313,10 @@ def _text(
         clocks = f"clock changes take {up_ms:g} ms up, {down_ms:g} ms down"
     predicted = "each step's plan is made of its recorded times"
     if error.deviation:
-        of_what = "microbatch" if error.is_shared else "instruction"
+        of_what = "a microbatch" if error.is_shared else "an instruction"
         predicted = (
-            f"each step's plan is made of times with an error of {100 * error.deviation:g} % an"
-            f" {of_what}".replace("an microbatch", "a microbatch")
-            + f", with a reserve of {replayed.reserve_percent:.1f} %"
+            f"each step's plan is made of times with an error of {100 * error.deviation:g} %"
+            f" {of_what}, with a reserve of {replayed.reserve_percent:.1f} %"
         )
     return "\n".join(
         [

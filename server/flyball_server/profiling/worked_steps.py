@@ -35,7 +35,7 @@ class WorkedRank:
 
 @dataclass(frozen=True, kw_only=True)
 class MeanWork:
-    """Number of instructions of mean work that a step's amount to, by stage, kind and chunk."""
+    """Work of a step's instructions in units of the mean work, by stage, kind and chunk."""
 
     factors: Mapping[_Class, WorkCoefficients]
     #: Standard deviation of a step's mean time from the predicted one, as a share.

@@ -214,7 +214,7 @@ FAULTS = {
     HEADER + "0,0,0,forward,0,x,1\n": "line 2: begin_s must be a number of seconds",
     HEADER + "0,0,0,forward,0,0\n": "line 2: time_s must be a number of seconds, not ''",
     HEADER + "0,0,0,forward,0,0,1\n0,0,0,forward,0,1,1\n": "line 3: step 0, dp_rank 0, stage 0 runs"
-    " forward of microbatch 0 twice; first on line 2",
+    " forward of microbatch 0 twice; first in line 2",
     HEADER + "7,3,1,forward,0,0,1\n": "line 2: step 7, dp_rank 3 has no stage 0",
     HEADER + "7,3,999999999,forward,0,0,1\n": "line 2: step 7, dp_rank 3 has no stage 0",
 }

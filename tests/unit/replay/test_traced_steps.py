@@ -25,11 +25,17 @@ def span(name: str, begin_us: float, time_us: float, **more: object) -> Event:
 
 
 def kernel(
-    name: str, correlation: int, *, launched_us: float, begin_us: float, us: float
+    name: str,
+    correlation: int,
+    *,
+    launched_us: float,
+    begin_us: float,
+    us: float,
+    cat: str = "cuda_runtime",
 ) -> Sequence[Event]:
     """Return a launch and what it launches, on the thread of autograd."""
     args = {"correlation": correlation}
-    launch = span("cudaLaunchKernel", launched_us, 3, cat="cuda_runtime", tid=2, args=args)
+    launch = span("cudaLaunchKernel", launched_us, 3, cat=cat, tid=2, args=args)
     return launch, span(name, begin_us, us, cat="kernel", pid=0, tid=7, args=args)
 
 
@@ -61,7 +67,7 @@ def test_an_instruction_on_a_gpu_takes_its_kernels_time_wherever_they_were_launc
         span("Forward 0", 400, 9000, cat="gpu_user_annotation", pid=0),
         kernel("ncclDevKernel_SendRecv", 1, launched_us=12, begin_us=100, us=300),
         kernel("gemm", 2, launched_us=20, begin_us=400, us=1000),
-        kernel("gelu", 3, launched_us=30, begin_us=1500, us=500),
+        kernel("gelu", 3, launched_us=30, begin_us=1500, us=500, cat="cuda_driver"),
         span("Backward 0", 100, 40),
         kernel("gemm", 4, launched_us=120, begin_us=2500, us=4000),
         kernel("adam", 5, launched_us=300, begin_us=7000, us=9000),
@@ -107,6 +113,28 @@ def test_names_of_ones_own_count_microbatches_where_they_have_none() -> None:
     ]
 
 
+def test_events_come_in_any_order_and_ranges_outside_of_steps_do_not_count() -> None:
+    trace = read(
+        span("Forward 1", 300, 60),
+        span("Forward 0", 100, 50),
+        span("Forward 0", 1100, 70),
+        span("ProfilerStep#3", 0, 1000),
+    )
+    assert timed([trace]) == [[[("forward", 0, 0, 0.05), ("forward", 1, 0, 0.06)]]]
+    with pytest.raises(RecordingError, match=r"'Forward 0' at 0[.]100 ms takes no time"):
+        steps_of_traces([read(span("Forward 0", 100, 0))])
+
+
+def test_parts_of_the_model_are_chunks_of_the_stages() -> None:
+    traces = [
+        read(*(span(f"PP:{part}F0", 100 * part, 50) for part in (stage, stage + 2)))
+        for stage in (0, 1)
+    ]
+    (recorded,) = steps_of_traces(traces)
+    (pipeline,) = recorded.pipelines
+    assert [[each.instruction.chunk for each in stage] for stage in pipeline.stages] == [[0, 1]] * 2
+
+
 def ranks_of(places: Sequence[tuple[int, Sequence[int]]]) -> list[RankTrace]:
     """Return traces of one forward, of ranks and the ranks of their pipelines."""
     return [
@@ -116,6 +144,7 @@ def ranks_of(places: Sequence[tuple[int, Sequence[int]]]) -> list[RankTrace]:
             rank=rank,
             pg_config=[
                 {"pg_desc": "default_pg", "ranks": [0, 1, 2, 3]},
+                {"pg_desc": "mesh_apply", "ranks": [3, 2, 1, 0]},
                 {"pg_desc": "mesh_pp", "ranks": list(pipeline)},
             ],
         )

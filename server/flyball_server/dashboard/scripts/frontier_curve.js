@@ -23,7 +23,7 @@ const FARTHEST_SHARE = 0.5;
 
 export const NUM_POINTS = 30;
 
-/** Number of instructions above which the frontier, some 20 s of work, is only computed on request. */
+/** Number of instructions above which the frontier is only computed on request. */
 export const MANY_INSTRUCTIONS = 1000;
 
 /** Return the number of forwards and backwards of an iteration. @param {JobOverview} overview */

@@ -168,7 +168,7 @@ class _ProbeDocument(_Cycle, _Clocks, _Header):
     """A probe, which has no prediction."""
 
 
-# The other fields are left out at their defaults.
+# Written at their defaults too, as readers of `flyball plan --json` expect; others are left out.
 _ALWAYS_WRITTEN = {"target", "lower_bound_j", "gap_percent", "transition_ms"}
 
 
@@ -274,6 +274,7 @@ def read_part(kind: type[T], document: object, whole: str) -> T:
     from pydantic import ValidationError  # noqa: PLC0415 - as in `adapter_of`
 
     try:
+        # As JSON: a strict check of Python's objects takes no list for a tuple.
         return cast(
             "T", adapter_of(cast("Any", kind)).validate_json(json.dumps(document), strict=True)
         )

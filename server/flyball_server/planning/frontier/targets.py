@@ -146,7 +146,7 @@ class _PowerSearch:
         return best
 
     def at_deadline(self, baseline_time_s: float) -> Assignment | None:
-        """The plan at the first deadline of the grid whose plan is within the budget, if any."""
+        """Return the plan of the first deadline whose plan is within the budget, if any."""
         free = self._solver.without_waiting
         span = math.log(free.slowest_time_s / baseline_time_s)
         last = max(1, math.ceil(span / DEADLINE_STEP))
@@ -201,7 +201,7 @@ class _PowerSearch:
         return min(within, key=rank)
 
     def _plan_within(self, free: DeadlineSolver, deadline_s: float) -> Assignment | None:
-        """A plan within the budget for a deadline: rounded, or if that is not, annealed."""
+        """Return a plan for a deadline, rounded or annealed, that is within the budget, if any."""
         relaxed = free.relax(deadline_s)
         allowed_j = (self._budget_w - self._waiting_w) * deadline_s
         if relaxed.lower_bound_j > max(0.0, allowed_j):
@@ -224,8 +224,8 @@ class _PowerSearch:
 def _first_found(tried: Callable[[int], Assignment | None], last: int) -> Assignment | None:
     """Bisect to the first number up to `last` that finds something; None: not even `last` does.
 
-    Which numbers are tried depends on nothing but what was found before: whoever finds something
-    wherever another does ends at a number that is not larger.
+    The numbers tried depend on earlier finds alone: a search that finds something at every number
+    where another does ends at the same number or a smaller one.
     """
     found = tried(last)
     if found is None:
@@ -306,7 +306,7 @@ class _SlowedPath:
         return choices
 
     def least_power_step(self, time_s: float, cost_j: float) -> int:
-        """Number of steps with which the least is drawn, at least 1.
+        """Return the number of steps whose plan draws the least power, at least 1.
 
         Args:
             time_s: iteration time with every instruction at its least c, s.
@@ -325,7 +325,7 @@ class _SlowedPath:
 def _slower_corners(
     tables: ClockTables, group: int, cheapest: int
 ) -> list[tuple[float, float, float, int]]:
-    """The steps along the lower hull from the least c on: W, s and J of each, and where it ends."""
+    """Return the steps along the lower hull from the least c on: W, s, J, and where each ends."""
     times_s, costs_j = tables.times_s[group].tolist(), tables.costs_j[group].tolist()
     steps: list[tuple[float, float, float, int]] = []
     at = cheapest

@@ -14,10 +14,7 @@ from flyball_server.planning.errors import TargetUnreachableError
 from flyball_server.planning.frontier.noise_reserve import solver_with_reserve
 from flyball_server.planning.frontier.reserve import with_reserve
 from flyball_server.planning.frontier.solver import DeadlinePlan, DeadlineSolver
-from flyball_server.planning.frontier.targets import (
-    deadline_of,
-    plan_for_target,
-)
+from flyball_server.planning.frontier.targets import deadline_of, plan_for_target
 from flyball_server.planning.frontier.transition_search import (
     SwitchLimits,
     TransitionSearch,
@@ -39,9 +36,11 @@ START_EFFORT = {
     Effort.NORMAL: Effort.LOW,
     Effort.HIGH: Effort.NORMAL,
 }
-# A plan that is late by its clock changes is made for an earlier deadline too, by so much of that.
+# A plan that misses its deadline by its clock changes is made for an earlier one too: earlier by
+# this multiple of the miss.
 EARLIER = 1.1
-# One that is above its power budget by them is made for a lower one: so often, and by so much.
+# A plan that exceeds its power budget by them is made for lower ones: at most this often, each
+# lower by this multiple of the excess.
 LOWER_BUDGETS, LOWER = 8, 1.1
 # Other clocks, and late changes, are searched for where early requests cost more than this.
 WORTH_A_SEARCH = 1.01
@@ -331,7 +330,7 @@ def _power_w(model: PipelineModel, assignment: Assignment) -> float:
 
 
 def _bound_j(model: PipelineModel, solver: DeadlineSolver, assignment: Assignment) -> float:
-    """Return what no plan needs less than that keeps the reserve and is as fast as this one, J.
+    """Return a lower bound on the energy of plans as fast as this one that keep the reserve, J.
 
     While a clock has not changed yet, an instruction runs at points that the profile has: what it
     takes lies on a line between them, so above the hull that the bound is for. With all of its

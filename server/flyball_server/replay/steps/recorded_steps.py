@@ -115,7 +115,7 @@ def _pipeline(dp_rank: int, rows: list[StepRow]) -> RecordedPipeline:
             raise RecordingError(
                 f"{row.source}: step {row.step}, dp_rank {dp_rank}, stage {row.stage} runs"
                 f" {row.timed.instruction.kind} of microbatch {row.timed.instruction.microbatch}"
-                f" twice; first on {seen[key]}"
+                f" twice; first in {seen[key]}"
             )
         seen[key] = row.source
         by_stage.setdefault(row.stage, []).append(row)

@@ -79,7 +79,7 @@ class TraceNames:
         return False, None
 
     def instruction_of(self, name: str) -> _Named | None:
-        """Return what a range's name says of its instruction; None: it is of none."""
+        """Return kind and numbers of an instruction by its range's name; None: no instruction."""
         for kind in _KINDS:
             for expression in self._expressions.get(kind, ()):
                 if match := expression.fullmatch(name):
@@ -153,29 +153,26 @@ def read_trace(document: object, names: TraceNames) -> RankTrace:
     """Read the trace of one rank.
 
     Args:
-        document: what the JSON file holds.
+        document: content of the JSON file.
         names: of the ranges that are instructions and steps.
 
     Raises:
         RecordingError: it is no trace, or its ranges are no instructions in steps.
     """
     events = _Events(document)
-    ranges = sorted(
-        (each for each in events.ranges() if names.instruction_of(each.name)),
-        key=lambda each: each.begin_us,
-    )
-    if not ranges:
+    by_begin = sorted(events.ranges(), key=lambda each: each.begin_us)
+    found = [(each, names.instruction_of(each.name)) for each in by_begin]
+    instructions = [(of_range, named) for of_range, named in found if named is not None]
+    if not instructions:
         raise RecordingError("no range is called as an instruction; give --trace-names KIND=REGEX")
-    for first, second in itertools.pairwise(ranges):
+    for (first, _), (second, _) in itertools.pairwise(instructions):
         if second.begin_us < first.end_us:
             raise RecordingError(f"{second} begins before {first} has ended")
-    times_s = _times_s(ranges, events)
-    named = [cast("_Named", names.instruction_of(each.name)) for each in ranges]
+    times_s = _times_s([of_range for of_range, _ in instructions], events)
+    steps = _steps_of(instructions, _marks(by_begin, names))
     runs = [
-        _Run(step, each, of_range, time_s)
-        for step, each, of_range, time_s in zip(
-            _steps_of(ranges, named, events, names), named, ranges, times_s, strict=True
-        )
+        _Run(step, named, of_range, time_s)
+        for step, (of_range, named), time_s in zip(steps, instructions, times_s, strict=True)
         if step is not None
     ]
     if not runs:
@@ -193,9 +190,9 @@ class _Events:
 
     def __init__(self, document: object) -> None:
         found: object = _object(document).get("traceEvents", document)
+        events = _list(found)
         if not isinstance(found, list):
             raise RecordingError("no trace: a list traceEvents is missing")
-        events = _list(_object(document).get("traceEvents", document))
         all_events = [(number, _object(each)) for number, each in enumerate(events)]
         self._all = [each for each in all_events if isinstance(each[1].get("name", ""), str)]
         self.has_kernels = any(each.get("cat") == _KERNEL for _, each in self._all)
@@ -237,7 +234,7 @@ class _Events:
 
     def _range(self, number: int, event: Mapping[str, Any]) -> _Range:
         begin_us, time_us = _time_us(number, event, "ts"), _time_us(number, event, "dur")
-        return _Range(event.get("name", ""), begin_us, begin_us + max(0.0, time_us))
+        return _Range(event.get("name", ""), begin_us, begin_us + time_us)
 
 
 def _time_us(number: int, event: Mapping[str, Any], key: str) -> float:
@@ -267,19 +264,24 @@ def _times_s(ranges: Sequence[_Range], events: _Events) -> list[float]:
     return [(last_us - first_us) / 1e6 for first_us, last_us in spans]
 
 
-def _steps_of(
-    ranges: Sequence[_Range], named: Sequence[_Named], events: _Events, names: TraceNames
-) -> Iterator[int | None]:
-    """Yield the step of each range; None: it is in none.
-
-    Without ranges of steps, a step begins where one of its instructions comes again.
-    """
+def _marks(ranges: Iterable[_Range], names: TraceNames) -> list[tuple[_Range, int]]:
+    """Return the ranges that enclose steps, with the numbers of the steps."""
     marks: list[tuple[_Range, int]] = []
-    for mark in sorted(events.ranges(), key=lambda each: each.begin_us):
+    for mark in ranges:
         is_step, number = names.step_of(mark.name)
         if is_step:
             marks.append((mark, len(marks) if number is None else number))
-    if not marks and any(each.microbatch is None for each in named):
+    return marks
+
+
+def _steps_of(
+    instructions: Sequence[tuple[_Range, _Named]], marks: Sequence[tuple[_Range, int]]
+) -> Iterator[int | None]:
+    """Yield the step of each instruction; None: it is in none.
+
+    Without ranges of steps, a step begins where one of its instructions comes again.
+    """
+    if not marks and any(named.microbatch is None for _, named in instructions):
         raise RecordingError(
             "no range is called as a step, and names have no microbatch; give --trace-names"
             " step=REGEX"
@@ -287,16 +289,16 @@ def _steps_of(
     begins_us = [mark.begin_us for mark, _ in marks]
     step = 0
     seen: set[_Named] = set()
-    for each, of_range in zip(named, ranges, strict=True):
+    for of_range, named in instructions:
         if marks:
             place = bisect.bisect_right(begins_us, of_range.begin_us) - 1
             is_in_it = place >= 0 and of_range.begin_us < marks[place][0].end_us
             yield marks[place][1] if is_in_it else None
             continue
-        if each in seen:
+        if named in seen:
             step += 1
             seen.clear()
-        seen.add(each)
+        seen.add(named)
         yield step
 
 
@@ -378,7 +380,7 @@ def steps_of_traces(
         for run in trace.runs
         if run.step in steps
     ]
-    return recorded_steps(sorted(rows, key=lambda row: row.step))
+    return recorded_steps(rows)
 
 
 def _instruction(run: _Run, stage: int, num_stages: int) -> Instruction:
