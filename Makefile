@@ -40,6 +40,8 @@ AXE := $(VENV)/axe-core-$(AXE_VERSION)
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 # Set, it would let each of some hundred processes compile every module of ours anew.
 unexport PYTHONDONTWRITEBYTECODE
+# Threads of BLAS wait for each other where other tests have the cores: tenfold the time.
+test quick test-oldest test-newest test-lowest: export OMP_NUM_THREADS := 1
 
 .PHONY: demo test quick test-oldest test-newest test-lowest check check-dashboard bench soak screenshots docs serve release image containers clean prerequisites compiler
 

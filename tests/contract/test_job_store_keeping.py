@@ -211,17 +211,8 @@ def test_of_a_stage_the_longest_time_and_the_sum_of_energies_and_counts(ranks: J
         num_power_capped=1,
         num_thermally_capped=1,
     )
-    second = StageTotals(
-        step=7,
-        stage=1,
-        plan_version=None,
-        num_ranks=2,
-        time_s=0.25,
-        energy_j=None,
-        num_clock_misses=0,
-        num_power_capped=0,
-        num_thermally_capped=0,
-    )
+    counts = {"num_clock_misses": 0, "num_power_capped": 0, "num_thermally_capped": 0}
+    second = first.evolve(stage=1, time_s=0.25, energy_j=None, **counts)
     assert totals(ranks) == (first, second)
     assert totals(ranks, job_id="other") == ()
     assert totals(ranks, job_id="unknown") == ()

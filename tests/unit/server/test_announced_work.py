@@ -82,25 +82,25 @@ def services() -> JobServices:
 
 def job(services: JobServices, changes: dict[str, Any] | None = None, **ranks: Any) -> WorkingRanks:  # noqa: ANN401
     """A job of two stages and three pipelines, whose first version all ranks have taken."""
-    spec = {
+    of_ranks: dict[str, Any] = {
+        "num_pipelines": NUM_PIPELINES,
         "num_stages": NUM_STAGES,
+        "true": TRUE,
+        "draw": lengths_of,
+    } | ranks
+    num_stages = of_ranks["num_stages"]
+    spec = {
+        "num_stages": num_stages,
         "num_microbatches": NUM_MICROBATCHES,
-        "num_ranks": NUM_STAGES * ranks.get("num_pipelines", NUM_PIPELINES),
+        "num_ranks": num_stages * of_ranks["num_pipelines"],
         "effort": "low",
         "reserve": 0.0,
         "transition_ms": None if "gpu" in (changes or {}) else 0.0,  # given: at once
     }
     register_job(services, "job", job_spec(**spec | (changes or {})))
-    of_ranks: dict[str, Any] = {
-        "num_pipelines": NUM_PIPELINES,
-        "num_stages": NUM_STAGES,
-        "profile": profile(),
-        "true": TRUE,
-        "draw": lengths_of,
-    }
-    working = WorkingRanks(services=services, **of_ranks | ranks)
+    working = WorkingRanks(services=services, profile=profile(num_stages), **of_ranks)
     working.register()
-    put_profile(services, "job", profile(working.num_stages))
+    put_profile(services, "job", working.profile)
     working.take()
     return working
 
@@ -361,10 +361,9 @@ def test_one_microbatch_a_step_is_measured_in_more_steps(services: JobServices) 
     """Two ranks, each of one instruction of each kind: 24 microbatches say little."""
     working = job(
         services,
-        {"num_stages": 1, "num_microbatches": 1, "num_ranks": 2, "schedule": "1f1b"},
+        {"num_microbatches": 1, "schedule": "1f1b"},
         num_stages=1,
         num_pipelines=2,
-        profile=profile(1),
         draw=lambda chance: lengths_of(chance, 1),
         error=0.01,
     )

@@ -398,7 +398,9 @@ def test_of_the_limits_of_a_stage_the_lowest_counts() -> None:
     assert changed(330.0, 700.0) == changed(330.0, 331.0) == []
     assert changed(700.0, 400.0) == [f"rank 1: power limit 400{of}"]
     assert changed(700.0, 700.0) == [f"ranks 0 and 1: power limit 700{of}"]
-    assert changed(200.0, 330.0) == [f"rank 0: power limit 200{of}"]
+    assert changed(200.0, 330.0) == changed(200.0, None) == [f"rank 0: power limit 200{of}"]
+    both = [f"rank 0: power limit 200{of}", f"rank 1: power limit 250{of}"]
+    assert changed(200.0, 250.0) == both, "each lowered limit counts"
     assert changed(700.0, None) == [], "it may be the lowest"
 
 

@@ -162,14 +162,13 @@ def test_the_planner_corrects_the_deadlines_of_the_next_version(
 ) -> None:
     working = job(
         services,
-        {"num_stages": 1, "num_microbatches": 2, "num_ranks": 2, "target": "power:130"},
+        {"num_microbatches": 2, "target": "power:130"},
         num_stages=1,
         num_pipelines=2,
-        profile=profile(1),
         draw=lambda chance: uneven(chance, 2),
         error=0.005,
+        unmeasured_every=unmeasured_every,
     )
-    working.unmeasured_every = unmeasured_every
     measured(working, 49)
     measured(working, 49)
     reconciler = StepPowerReconciler()
