@@ -455,7 +455,7 @@ def _straggler_line(straggler: Straggler) -> str:
     end = "" if straggler.until_time is None else f", until {straggler.until_time}"
     planned = "planned for" if straggler.is_planned else "not planned for yet"
     return (
-        f"rank {straggler.rank}: {straggler.slowdown:.4g} times as slow as profiled,"
+        f"rank {straggler.rank} takes {straggler.slowdown:.4g} times as long as profiled,"
         f" {straggler.source} ({straggler.reason}){start}{end}; {planned}"
     )
 

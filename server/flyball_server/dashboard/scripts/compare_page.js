@@ -32,7 +32,7 @@ import { makeRow, makeTable } from "./tables.js";
  * @property {PlanSummary[]} plans versions with a prediction, the newest first
  * @property {PlanSummary | undefined} plan the chosen one; undefined: the job has none
  * @property {VersionSavings | undefined} measured undefined: no step of it was measured
- * @property {StagesOfStep[]} steps of the version that are still known, rising
+ * @property {StagesOfStep[]} steps on the plan that are still known, rising
  */
 
 /** @typedef {[JobReport, PlanSummary[], StagesOfStep[]]} Answers */
@@ -246,13 +246,17 @@ export class ComparePage {
  * @param {Answers} answers
  * @returns {Side}
  */
-function sideOf(job, version, [report, history, known]) {
+export function sideOf(job, version, [report, history, known]) {
   const plans = history.filter(({ predicted }) => predicted !== null).reverse();
   const wanted = version ?? job.active_version;
   const plan = plans.find((each) => each.version === wanted) ?? plans[0];
   const measured = report.versions.find((each) => each.version === plan?.version);
+  const { baseline_cycle: cycle = [], first_step = 0 } = plan ?? {};
   const steps = known.filter(
-    (step) => versionOf(step) === plan?.version && step.num_ranks >= job.num_ranks,
+    (each) =>
+      versionOf(each) === plan?.version &&
+      each.num_ranks >= job.num_ranks &&
+      !cycle[(each.step - (first_step ?? 0)) % cycle.length],
   );
   return { job, plans, plan, measured, steps };
 }
