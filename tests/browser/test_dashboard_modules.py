@@ -446,6 +446,20 @@ def test_a_comparisons_steps_at_the_highest_clocks_are_not_its_plans(modules: Mo
 
 
 @pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (estimate(-0.01, -12.4, 12.3), f"0.0 % ({MINUS}12.4 to 12.3 %)"),
+        (estimate(15.2), "15.2 %"),
+        (None, NONE),
+    ],
+)
+def test_a_compared_change_has_its_interval(
+    modules: Modules, change: dict[str, Any] | None, text: str
+) -> None:
+    assert modules.run("compare_page", "m.changeText(change)", change=change) == text
+
+
+@pytest.mark.parametrize(
     ("version", "clock_mhz", "text"),
     [
         (1, 1380.4, "stage 1: 100.0 W, planned 1410 MHz on average, measured 1380 MHz"),
