@@ -124,11 +124,16 @@ def _job_row(job: JobOverview, now: datetime) -> Row:
 def _measured(job: JobOverview, origin: str = "") -> Row:
     newest, saving = job.measured, job.saving_percent
     return {
-        f">{origin}saving, %": Span(number_text(saving, _PERCENT), _saving_tone(saving)),
-        f">{origin}slower, %": number_text(job.slowdown_percent, _SIGNED_PERCENT),
+        f">{origin}saving, %": Span(_sure_text(saving, _PERCENT), _saving_tone(saving)),
+        f">{origin}slower, %": _sure_text(job.slowdown_percent, _SIGNED_PERCENT),
         f">{origin}time, s": number_text(newest.iteration_time_s if newest else None, _TIME_S),
         f">{origin}energy, J": number_text(newest.energy_j if newest else None, _ENERGY_J),
     }
+
+
+def _sure_text(change: Estimate | None, form: str) -> str:
+    """Return the mean of a change; UNKNOWN: not measured, or its interval includes zero."""
+    return UNKNOWN if change is None or change.includes_zero else number_text(change, form)
 
 
 def _predicted(plan: PredictedIteration | None, origin: str = "predicted\n") -> Row:
