@@ -73,8 +73,8 @@ def page_of(seen: Seen, address: str, now: datetime, width: int) -> Page:
 
 def _jobs(jobs: Sequence[JobOverview], now: datetime) -> list[Block]:
     if not jobs:
-        text = "No jobs yet. A job appears when its ranks register: run make demo in a clone of"
-        return [(), (_muted(f"{text} Flyball, or call flyball.attach in a training script."),)]
+        text = "No jobs yet. A job appears when its ranks register: call flyball.attach in a"
+        return [(), (_muted(f"{text} training script."),)]
     body: list[Block] = []
     # Living jobs first, each at the same place in every frame.
     in_order = sorted(jobs, key=lambda job: (job.state in _OVER, job.job_id))
