@@ -205,6 +205,7 @@ def test_off_for_all_leaves_jobs_alone_that_are_over_and_goes_on_after_a_refusal
         ("off", "give a JOB, or --all"),
         ("off job --all", "give a JOB, or --all"),
         ("show nobody", "has no job 'nobody'; of "),
+        ("off nobody", "has no job 'nobody'; of "),
         ("target job", "give a TARGET, --policy, --reconfigure or --effort to change"),
         ("target job soon", "argument TARGET: must be fastest, "),
         ("target job --policy best", "argument --policy: must be one of baseline, "),

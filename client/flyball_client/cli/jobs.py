@@ -119,10 +119,11 @@ def _configure_off(parser: argparse.ArgumentParser) -> None:
 def _off(planner: PlannerClient, arguments: argparse.Namespace) -> Shown:
     if (arguments.job is None) != arguments.all:
         raise CommandError("give a JOB, or --all")
-    names: list[str] = [arguments.job]
-    if arguments.all:
-        listed = asked(planner, None, planner.list_jobs)
-        names = [job.job_id for job in listed if job.state not in _OVER]
+    if not arguments.all:
+        line, view = _switched_off(planner, arguments.job)
+        return line, [encode(view)]
+    listed = asked(planner, None, planner.list_jobs)
+    names = [job.job_id for job in listed if job.state not in _OVER]
     lines: list[str] = []
     views: list[JobView] = []
     failed: list[str] = []
@@ -136,7 +137,8 @@ def _off(planner: PlannerClient, arguments: argparse.Namespace) -> Shown:
             views.append(view)
     shown = "\n".join(lines) or "no jobs", [encode(view) for view in views]
     if failed:
-        _print(arguments, shown)
+        if lines or arguments.json:
+            _print(arguments, shown)
         raise CommandError(f"{len(failed)} of {len(names)} not switched off; {'; '.join(failed)}")
     return shown
 
