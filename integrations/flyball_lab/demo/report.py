@@ -13,7 +13,6 @@ from rich.table import Table
 from flyball_lab.demo.verdict import DemoResult, Phase, error_percent
 from flyball_wire.read_models import TimelineOfPlan
 
-
 # Width that the table with its frame needs.
 _ROOMY = 80
 
