@@ -1,6 +1,6 @@
 """The dependency DAG of a schedule: what each instruction waits for.
 
-Along a stage every instruction waits for the one before it. Between virtual stages
+Along a stage every instruction waits for that before it. Between virtual stages
 `forward(v, m) -> forward(v+1, m)` and `backward(v+1, m) -> backward(v, m)`; on the last one
 `forward -> backward`; `backward_input -> backward_weight`. So each instruction has at most two
 predecessors: one in its stage's order, and one that makes its input. (Whatever else it needs of
@@ -96,7 +96,7 @@ class DependencyDag:
         return tuple(number), tuple(map(number.__getitem__, keys))
 
     def predecessors(self, node: int) -> tuple[int, ...]:
-        """Return the nodes that must finish before this one starts."""
+        """Return the nodes that must finish before this node starts."""
         both = (self.order_predecessor[node], self.data_predecessor[node])
         return tuple(node for node in both if node != NONE)
 

@@ -35,7 +35,7 @@ class Reconfigure(StrEnum):
 
 
 class Effort(StrEnum):
-    """Effort of the search; a higher one takes longer and ends nearer to the bound."""
+    """Effort of the search; a higher effort takes longer and ends nearer to the bound."""
 
     LOW = "low"
     NORMAL = "normal"
@@ -200,7 +200,7 @@ class PlanOptions(Sent):
     min_dwell_ms: Annotated[
         float | None,
         _frontiers(
-            "minimum time from the request of a stage's clock to that of its next one in ms",
+            "minimum time from the request of a stage's clock to that of its next clock in ms",
             more="Not for target `power:`",
             bounds=(0, 60_000),
             if_null="none",

@@ -143,9 +143,9 @@ class ClockTransitions:
         """Return the times of a stage whose GPUs in one node change their clocks together.
 
         Where calls queue, the last GPU's begins after the calls for all others. The stage runs at
-        the pace of its slowest GPU, so a higher clock counts from the last GPU and a lower one from
-        the first. Calls are taken as log-normal and independent: times of both add, deviations add
-        in quadrature. Without times of calls, or where calls do not queue, nothing changes.
+        the pace of its slowest GPU, so a higher clock counts from the last GPU and a lower clock
+        from the first. Calls are taken as log-normal and independent: times of both add, deviations
+        add in quadrature. Without times of calls, or where calls do not queue, nothing changes.
 
         Args:
             num_gpus: number of these GPUs, at least 1.

@@ -55,7 +55,7 @@ def pulled_actions(schedule: Schedule, stage: int) -> list[Action]:
         PipelineError: the order deadlocks in any case.
     """
     dag = build_dag(schedule)
-    is_forward = [each.kind == InstructionKind.FORWARD for each in dag.instruction]
+    is_forward = [instruction.kind == InstructionKind.FORWARD for instruction in dag.instruction]
     time = [_FORWARD_TIME if forward else _BACKWARD_TIME for forward in is_forward]
     finish = earliest_finish_s(dag, time)
     events: list[tuple[tuple[float, int, int, int], Action]] = []

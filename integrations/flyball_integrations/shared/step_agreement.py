@@ -55,7 +55,7 @@ def agree_on_steps(place: Place, *, timeout_s: float = TIMEOUT_S) -> GlooAgreeme
 
 
 def decline_to_agree() -> None:
-    """End `agree_on_steps` of other ranks, since this one announces nothing; does not wait."""
+    """End `agree_on_steps` of other ranks, since this rank announces nothing; does not wait."""
     world = torch.distributed
     if world.is_available() and world.is_initialized():
         with suppress(RuntimeError):  # the store is lost, and the training with it
@@ -70,7 +70,7 @@ class _Places:
         self._rank = torch.distributed.get_rank()
         number = self._store.add(f"flyball/agreements/{self._rank}", 1)
         ranks = range(torch.distributed.get_world_size())
-        self._keys = [f"flyball/agreement/{number}/{each}" for each in ranks]
+        self._keys = [f"flyball/agreement/{number}/{rank}" for rank in ranks]
         self._of_all = f"flyball/agreement/{number}/all"
 
     def decline(self) -> None:
@@ -95,12 +95,12 @@ class _Places:
         store.wait([self._of_all], limit)
         found = json.loads(store.get(self._of_all))
         if None in found:
-            silent = [rank for rank, each in enumerate(found) if each is None]
+            silent = [rank for rank, answer in enumerate(found) if answer is None]
             raise AgreementError(
                 f"rank {self._rank} announces work, and {_ranks_text(silent)} not; give"
                 " announces_work=True on all ranks or on none"
             )
-        return [tuple(each) for each in found]
+        return [tuple(answer) for answer in found]
 
 
 def _ranks_text(ranks: Sequence[int]) -> str:

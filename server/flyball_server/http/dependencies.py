@@ -281,7 +281,7 @@ _LONGEST_PLANNING_S = 86_400.0
 async def planned_view(state: PlannerState, stored: JobSummary, asked_by: JobInput) -> JobView:
     """Return the job once it is planned from what the caller has stored, or from later inputs.
 
-    The reconcile loop plans it, of this planner or of another one on the store.
+    The reconcile loop plans it, of this planner or of another on the store.
 
     Args:
         state: state of the planner.

@@ -82,7 +82,7 @@ def rank_post(job_id: str, rank: int, sent: messages.MeasurementBatch) -> RankPo
                 step_plan=step.step_plan,
             )
             for step in sent.steps
-            if any(each is not None for each in (step.by_clock, step.instructions, step.work))
+            if any(details is not None for details in (step.by_clock, step.instructions, step.work))
         ),
     )
 

@@ -38,7 +38,7 @@ class TimelineAnswers:
         self._threads = CapacityLimiter(TIMELINES_AT_ONCE)
 
     async def ask(self, services: JobServices, job_id: str, version: int | None) -> bytes:
-        """Return the answer; concurrent requests for the same one compute it once.
+        """Return the answer; concurrent requests for the same answer compute it once.
 
         Raises:
             UnknownError, WrongStateError: as for `get_timeline`.

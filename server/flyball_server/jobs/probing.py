@@ -79,7 +79,7 @@ def read_probing(reader: JobReader, job: JobRecord, now: datetime) -> ProbingRec
     ranks = reader.list_ranks(job.job_id)
     if len(ranks) < job.spec.num_expected_ranks:
         return None
-    # Only the newest one, as long as it is being measured: they are large.
+    # Only the newest round, as long as it is being measured: they are large.
     newest = newest_plan(reader, job.job_id)
     problem = None
     has_started_over = _has_started_over(reader.list_versions(job.job_id)[-2:])
@@ -334,7 +334,7 @@ def _stage_step(
         is_probed: the step ran a version that measures.
         work: as in StageStep.
     """
-    known = [each for each in counted if each is not None]
+    known = [count for count in counted if count is not None]
     energies_j = [record.energy_j for record in records if record.energy_j is not None]
     return StageStep(
         stage=stage,
@@ -363,7 +363,7 @@ def _work_over_mean(
     return max(
         (
             _busy_s(times)
-            / sum(raw.count * each.mean_s for raw, each in zip(times, of_mean, strict=True))
+            / sum(raw.count * mean_s.mean_s for raw, mean_s in zip(times, of_mean, strict=True))
             for times, of_mean in ranks
         ),
         default=1.0,

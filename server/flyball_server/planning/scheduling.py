@@ -117,7 +117,7 @@ def extra_warmup_forwards(context: ScheduleContext) -> tuple[int, ...]:
 
     `x_s = min(floor(t_bwd_at_max(s) (P-1-s) / t_fwd_at_valley(s)),
     floor(free_memory / activation_bytes), M - (P-s))`, not negative, 0 on the last stage; then,
-    from stage 0 down, a stage never has more than the one before it unless that one already
+    from stage 0 down, a stage never has more than the stage before it unless that already
     runs all its forwards in front: a longer lead would wait for activations that do not come
     (Choi et al., USENIX ATC 2023).
     """

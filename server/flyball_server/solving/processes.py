@@ -165,7 +165,7 @@ class PlanningProcesses(Executor):
         return self._is_shut_down or future in self._stopped
 
     def _begin(self, future: StoppableFuture[Any]) -> _Process:
-        """Return a process for the solve, the idle one used last, or else a new one.
+        """Return a process for the solve, the idle process used last, or else a new process.
 
         Raises:
             SolveStoppedError: the solve was cancelled before it had a process.

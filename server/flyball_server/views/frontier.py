@@ -124,11 +124,11 @@ def _scaled(curve: Frontier, scale: float) -> Frontier:
     """Return the frontier with its energies multiplied."""
 
     def compared(plans: Sequence[ComparedPlan]) -> tuple[ComparedPlan, ...]:
-        return tuple(replace(each, energy_j=scale * each.energy_j) for each in plans)
+        return tuple(replace(plan, energy_j=scale * plan.energy_j) for plan in plans)
 
     points = (
-        replace(each, energy_j=scale * each.energy_j, lower_bound_j=scale * each.lower_bound_j)
-        for each in curve.points
+        replace(point, energy_j=scale * point.energy_j, lower_bound_j=scale * point.lower_bound_j)
+        for point in curve.points
     )
     return replace(
         curve,

@@ -89,7 +89,7 @@ def _read_history(
 ) -> tuple[PlanSummary, ...] | None:
     """Return the history from one transaction; None: more documents have to be read.
 
-    What this call reads is added to `own`: the cache may have dropped it before the last one is
+    What this call reads is added to `own`: the cache may have dropped it before the last is
     read.
     """
     with services.store.reading() as reader:

@@ -56,7 +56,7 @@ def get_recorded_runs(services: JobServices, job_id: str) -> RecordedRuns:
             kinds=all_step_kinds(plans.values()),
             profile=reader.find_profile(job_id),
             instructions_s={
-                each.place: each.instructions_s for each in reader.list_moments(job_id)
+                moment.place: moment.instructions_s for moment in reader.list_moments(job_id)
             },
         )
         sums = _summed_steps(reader, job, measured.kinds)

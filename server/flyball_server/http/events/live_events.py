@@ -69,7 +69,10 @@ class _Troubles:
 
     def news(self, *followed: Following[Any]) -> bytes | None:
         """Return an event of the current error; empty: it was sent; None: there is no error."""
-        error = next((each.error for each in followed if each.error is not None), None)
+        error = next(
+            (followed_job.error for followed_job in followed if followed_job.error is not None),
+            None,
+        )
         known, self.sent = self.sent, None if error is None else str(error)
         if error is None:
             return None
@@ -125,10 +128,10 @@ class _SentSteps:
     revision: int = 0
 
     def news(self, steps: tuple[WindowStep, ...], older: tuple[WindowStep, ...] = ()) -> bytes:
-        """Return an event of the new and changed steps; the first one begins with the older."""
+        """Return an event of the new and changed steps; the first event begins with the older."""
         if self.revision == 0:
             first = steps[0].step if steps else MAX_COUNT
-            begin = [each for each in older if each.step < first]
+            begin = [version for version in older if version.step < first]
             new = [each for each in (*begin, *steps) if each.step > self.after_step]
         else:
             new = [each for each in steps if each.revision > self.revision]
@@ -173,7 +176,7 @@ class JobSource:
     def news(self) -> bytes:
         """Return events of all changes; of a deleted job `gone` alone."""
         followed: tuple[Following[Any], ...] = (self.job, self.history)
-        if any(each.is_gone for each in followed):
+        if any(followed_job.is_gone for followed_job in followed):
             is_sent, self._is_gone = self._is_gone, True
             return b"" if is_sent else _GONE
         was_troubled = self._troubles.sent is not None

@@ -109,7 +109,7 @@ def put_comparison(state: State, job_id: JobId, request: ComparisonRequest) -> C
     response_description="The newest comparison.",
 )
 def get_comparison(state: State, job_id: JobId) -> ComparisonStatus:
-    """Return the job's newest comparison; `state` is `none` before the first one."""
+    """Return the job's newest comparison; `state` is `none` before the first comparison."""
     return comparisons.get_comparison(state.services, job_id)
 
 

@@ -206,7 +206,7 @@ def _break_off(services: JobServices, before: JobRecord, changed: ChangedConditi
         plans = probe_plans(writer, job.job_id)
         if job.start_id != before.start_id or job.state != JobState.PROFILING or not plans:
             return
-        # The first one runs entirely at the highest clocks.
+        # The first version runs entirely at the highest clocks.
         add_version(services, writer, job.job_id, plans[0].plan)
         findings = writer.find_loop_state(job.job_id)
         writer.save_loop_state(findings.evolve(changed=changed, profiling=None))

@@ -42,7 +42,7 @@ def announce_straggler(
         until_unix_s=until_unix_s,
     )
     if until_unix_s is not None and until_unix_s <= now_unix_s:
-        raise InvalidFieldError("until_time", "is over; leave it out, or give a later one")
+        raise InvalidFieldError("until_time", "is over; leave it out, or give a later time")
     with services.store.writing(job_id) as writer:
         require_rank(writer, job_id, sent.rank)
         loop_state = writer.find_loop_state(job_id)

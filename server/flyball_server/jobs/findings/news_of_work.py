@@ -144,4 +144,4 @@ class _NewestSteps:
         details = self._reader.list_step_details(
             self._rank.job_id, steps[-1], limit=len(steps), ranks=[self._rank.rank]
         )
-        return {each.step: each.work for each in details if each.step in steps}
+        return {detail.step: detail.work for detail in details if detail.step in steps}

@@ -1,7 +1,7 @@
 """Reconciler of a target `power:` in jobs whose steps have clocks of their own.
 
 A step's deadline is its time at the highest clocks times a ratio that the plan was made with. The
-plan meets the target for the work of an average step; the steps' mean power is another one, since
+plan meets the target for the work of an average step; the steps' mean power is another, since
 their bubbles and slowest pipelines differ. It is measured over blocks of steps, and the ratio of
 the next version corrected by it.
 """
@@ -27,8 +27,8 @@ from flyball_server.planning.documents.predicted_timeline import planned_models
 from flyball_wire.plans.plan import Plan
 from flyball_wire.targets import parse_target
 
-# Number of steps of a block. A change is made after one block, each later one after twice as many,
-# up to 2^4.
+# Number of steps of a block. A change is made after one block, each later change after twice as
+# many, up to 2^4.
 BLOCK_STEPS = 32
 _MOST_DOUBLINGS = 4
 # Share by which the mean power may miss its target, and the number of its standard errors.
@@ -72,11 +72,11 @@ class StepPowerReconciler(StepPlanReconciler):
         )
         num_ranks, profile = job.spec.num_expected_ranks, reader.find_profile(job.job_id)
         usable = [
-            each
-            for each in steps
-            if each.num_ranks == each.num_with_plan == num_ranks
-            and each.lowest_version == each.newest_version == seen.version
-            and each.energy_j is not None
+            step
+            for step in steps
+            if step.num_ranks == step.num_with_plan == num_ranks
+            and step.lowest_version == step.newest_version == seen.version
+            and step.energy_j is not None
         ]
         if profile is None or 2 * len(usable) < num_steps:
             return loop_state
@@ -147,12 +147,12 @@ def _longest_ratio(plan: Plan, profile: StageProfile) -> float:
 
 def _power_of(steps: Sequence[StepTotals]) -> tuple[float, float] | None:
     """Return the mean power in W and its standard error as a share; None: it is not known."""
-    energies_j = [each.energy_j for each in steps if each.energy_j is not None]
-    times_s = [each.time_s for each in steps]
+    energies_j = [step.energy_j for step in steps if step.energy_j is not None]
+    times_s = [step.time_s for step in steps]
     if len(energies_j) < max(len(steps), 2) or min(energies_j) < 0 or sum(energies_j) <= 0:
         return None
     num, energy_j = len(steps), math.fsum(energies_j)
     power_w = energy_j / math.fsum(times_s)
     deviations_j = [one - power_w * time_s for one, time_s in zip(energies_j, times_s, strict=True)]
-    error_j = math.sqrt(math.fsum(each**2 for each in deviations_j) * num / (num - 1))
+    error_j = math.sqrt(math.fsum(deviation_j**2 for deviation_j in deviations_j) * num / (num - 1))
     return power_w, error_j / energy_j

@@ -71,18 +71,20 @@ def summary_condition(services: JobServices, summary: JobSummary) -> JobConditio
 
 
 def _slow(loop_state: JobLoopState, now: datetime) -> JobCondition | None:
-    slowed = [each for each in slowdowns_at(loop_state, now.timestamp()) if each.slowdown > 1]
+    slowed = [
+        slowdown for slowdown in slowdowns_at(loop_state, now.timestamp()) if slowdown.slowdown > 1
+    ]
     if not slowed:
         return None
     # An announced one needs nobody to look at it.
-    detected = {each.rank for each in loop_state.detected}
-    found = [each for each in slowed if each.rank in detected]
+    detected = {slowdown.rank for slowdown in loop_state.detected}
+    found = [slowdown for slowdown in slowed if slowdown.rank in detected]
     worst = max(found, key=lambda each: each.slowdown, default=None)
     if worst is None:
         return JobCondition(name=ConditionName.SLOW_GPU)
     factor = f"{worst.slowdown:.2f} times as slow as profiled"
     if len(found) > 1:
-        ranks = ranks_text([each.rank for each in found])
+        ranks = ranks_text([slowdown.rank for slowdown in found])
         factor = f"rank {worst.rank} is {factor}"
         text = f"{ranks} are slow; {factor}, {_CAUSES[worst.reason]}"
     else:

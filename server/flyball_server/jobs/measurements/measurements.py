@@ -80,9 +80,9 @@ def store_together(
 ) -> tuple[Accepted | JobsError, ...]:
     """Store the ranks' measurements of a job, in one transaction.
 
-    A step posted again replaces the older one; of details only the newest are kept. Steps on a
-    plan that the store does not have, since it was restored to an older state, are marked. Of a
-    pruned step nothing is stored again; see `without_pruned`.
+    A step posted again replaces the older measurement; of details only the newest are kept. Steps
+    on a plan that the store does not have, since it was restored to an older state, are marked. Of
+    a pruned step nothing is stored again; see `without_pruned`.
 
     Returns:
         For each post: the stored measurements, or the error.

@@ -145,7 +145,7 @@ class _Planning:
         return plan.of_profile(profile)
 
     def _nearest(self, slowed: SlowedRequest) -> Plan:
-        """Return the plan for the target, or for the nearest one if it may be missed."""
+        """Return the plan for the target, or for the nearest target if it may be missed."""
         for _ in range(_NUM_NEARER):
             try:
                 return self._planned(slowed)
@@ -276,7 +276,7 @@ class _Planning:
         return findings.evolve(comparison=begun), (record, said)
 
     def _missed(self, plan: Plan) -> MissedTarget | None:
-        """Return the target if the plan is for the nearest one; None: it meets its target."""
+        """Return the target if the plan is for the nearest target; None: it meets its target."""
         asked = self.target.inputs.target or self.snapshot.job.spec.target
         met = {asked} if self.target.plan is None else {asked, self.target.plan.options.target}
         is_met = plan.target in met or asked == LIMIT_TARGET

@@ -202,7 +202,7 @@ def _back_to_highest(services: JobServices, job_id: str) -> None:
     with services.store.writing(job_id) as writer:
         if not _is_left_probing(writer, job_id):
             return
-        # The first one runs entirely at the highest clocks.
+        # The first version runs entirely at the highest clocks.
         add_version(services, writer, job_id, probe_plans(writer, job_id)[0].plan)
     services.notify_pollers(job_id)
 

@@ -1,7 +1,7 @@
 """EnvPipe's loop: a next version with raised clocks while measured waits require one.
 
 Its progress is stored in the versions themselves: those that are undecided request the ranks'
-instructions, the last one totals.
+instructions, the last level totals.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def _ran_steps(reader: JobReader, plan: PlanRecord, num_ranks: int) -> Iterator[
 def complete_steps(
     reader: JobReader, plan: PlanRecord, num_ranks: int, *, first_step: int
 ) -> list[int]:
-    """Return the steps among MOST_STEPS from this one on that all ranks ran on this version."""
+    """Return the steps among MOST_STEPS from this step on that all ranks ran on this version."""
     num_by_step = Counter(
         record.step
         for record in reader.list_steps(plan.job_id, first_step, first_step + MOST_STEPS)
@@ -267,7 +267,7 @@ def _raise_by_profile(services: JobServices, this: _Round, why: str) -> None:
 def _publish(
     services: JobServices, this: _Round, assignment: Assignment, detail: MeasurementDetail, why: str
 ) -> None:
-    """Add the version unless the job has another one by now."""
+    """Add the version unless the job has another version by now."""
     model, before = this.loop.model, this.record.plan.predicted
     simulation = simulate(model, assignment)
     [pipeline] = this.record.plan.pipelines

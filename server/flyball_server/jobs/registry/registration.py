@@ -89,11 +89,11 @@ def new_run(services: JobServices, writer: JobWriter, job: JobRecord, wanted: Jo
     if timetable is not None:
         writer.save_loop_state(JobLoopState(job_id=job.job_id, timetable=timetable))
     if profile is not None and profile.num_stages == begun.spec.num_stages:
-        for measured in (*earlier, profile):  # the last is the one that counts
+        for measured in (*earlier, profile):  # the last counts
             if measured.num_stages == profile.num_stages:
                 writer.save_profile(job.job_id, measured)
         writer.save_job(begun.with_change(JobInput.PROFILE))
-    _LOG.info("job %s: a new run begins; the one before is kept as %s", job.job_id, kept_as)
+    _LOG.info("job %s: a new run begins; the run before is kept as %s", job.job_id, kept_as)
 
 
 def _keep(writer: JobWriter, job: JobRecord) -> str:
@@ -139,11 +139,11 @@ def register_job(
 ) -> tuple[JobSummary, bool]:
     """Register a job; the same again changes nothing. The reconcile loop plans it.
 
-    Another start of the training begins once no rank of the one before is left, which its launcher
-    may say. A job without any plan yet may be registered again with other values, and so may one
-    that is waiting for an uploaded profile after its online profiling was refused. If all ranks of
-    a job are gone, other values start a new run under its name, and the old one is kept under
-    another.
+    Another start of the training begins once no rank of the start before is left, which its
+    launcher may say. A job without any plan yet may be registered again with other values, and so
+    may one that is waiting for an uploaded profile after its online profiling was refused. If all
+    ranks of a job are gone, other values start a new run under its name, and the old run is kept
+    under another.
 
     Returns:
         The job, and true if it is new.
@@ -194,7 +194,7 @@ def _register_job(
 def _end_start_before(
     services: JobServices, writer: JobWriter, job: JobRecord, launch: Launch
 ) -> None:
-    """Mark the ranks of other starts as left; those of the new one may have other places.
+    """Mark the ranks of other starts as left; those of the new start may have other places.
 
     Raises:
         JobHeldError: some are present.
@@ -385,7 +385,7 @@ def _check_place(rank: RankRecord, spec: JobSpec) -> None:
         )
     if rank.stage >= spec.num_stages:
         raise InvalidFieldError("stage", f"must be 0 to {spec.num_stages - 1}, not {rank.stage}")
-    # Each stage has at least one rank, and the others may all belong to this one.
+    # Each stage has at least one rank, and the others may all belong to this stage.
     most_of_stage = spec.num_expected_ranks - spec.num_stages
     for field in LAYOUT_FIELDS:
         check_count(field, getattr(rank, field), most=most_of_stage)

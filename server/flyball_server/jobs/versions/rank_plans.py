@@ -260,9 +260,9 @@ def _at_highest(
 ) -> tuple[PlannedInstruction, ...]:
     """Return the instructions at their highest clocks."""
     return tuple(
-        each._replace(frequency_mhz=points[0].frequency_mhz) if points else each
-        for each in instructions
-        for points in [_points(profile, stage, each)]
+        instruction._replace(frequency_mhz=points[0].frequency_mhz) if points else instruction
+        for instruction in instructions
+        for points in [_points(profile, stage, instruction)]
     )
 
 

@@ -117,7 +117,7 @@ def job_timeline(profile: StageProfile, plan: Plan) -> tuple[SimulatedPlan, bool
         plan: plan of the job.
 
     Returns:
-        It, and whether it is as the plan was made; if not, the profile was another one.
+        It, and whether it is as the plan was made; if not, the profile was another.
 
     Raises:
         PlanningError: the plan does not fit the profile.

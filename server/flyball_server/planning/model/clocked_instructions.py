@@ -48,7 +48,7 @@ class ClockedInstructions:
         group: per instruction, an index into the three attributes below.
         clock_of_choice: per group and operating point, its clock.
         times_s, energies_j: per group and clock, time in s and energy in J; of a clock that the
-            profile lacks, those of the next higher one, else of the highest, as `EmulatedGpu`
+            profile lacks, those of the next higher clock, else of the highest, as `EmulatedGpu`
             and policy `constant` have it.
     """
 
@@ -69,7 +69,7 @@ class ClockedInstructions:
 
     @functools.cached_property
     def before(self) -> list[int]:
-        """Per instruction, the one before it on its stage; of the first one the last one."""
+        """Per instruction, that before it on its stage; of the first the last."""
         before = list(self.dag.order_predecessor)
         for first, last in zip(self.first, self.last, strict=True):
             before[first] = last

@@ -24,7 +24,7 @@ class JointSimulation:
     Attributes:
         whole: simulation of all pipelines as one model.
         pipelines: by `dp_rank`; `iteration_time_s`, floats and critical path are the
-            pipeline's own, energy and bubbles count its waiting for the slowest one.
+            pipeline's own, energy and bubbles count its waiting for the slowest pipeline.
     """
 
     whole: Simulation

@@ -127,7 +127,7 @@ def _busy(model: PipelineModel, assignment: Sequence[int], *, least_period_s: fl
     Args:
         model: the pipeline.
         assignment: per node, an index into its operating points.
-        least_period_s: the next iteration begins no sooner after this one's begin, s.
+        least_period_s: the next iteration begins no sooner after this iteration's begin, s.
     """
     num = model.dag.num_nodes
     if model.transitions is None:

@@ -36,8 +36,8 @@ START_EFFORT = {
     Effort.NORMAL: Effort.LOW,
     Effort.HIGH: Effort.NORMAL,
 }
-# A plan that misses its deadline by its clock changes is made for an earlier one too: earlier by
-# this multiple of the miss.
+# A plan that misses its deadline by its clock changes is made for an earlier deadline too: earlier
+# by this multiple of the miss.
 EARLIER = 1.1
 # A plan that exceeds its power budget by them is made for lower ones: at most this often, each
 # lower by this multiple of the excess.
@@ -269,7 +269,7 @@ class _Choosing:
             return min(found, key=lambda assignment: time_and_energy(model, assignment))
         raise TargetUnreachableError(
             f"no plan found draws {budget_w:g} W on average with the times of its clock changes;"
-            f" the last one draws {rounded_up(drawn_w)} W",
+            f" the last plan draws {rounded_up(drawn_w)} W",
             field="target",
         )
 
@@ -330,7 +330,7 @@ def _power_w(model: PipelineModel, assignment: Assignment) -> float:
 
 
 def _bound_j(model: PipelineModel, solver: DeadlineSolver, assignment: Assignment) -> float:
-    """Return a lower bound on the energy of plans as fast as this one that keep the reserve, J.
+    """Return a lower bound on the energy of plans as fast as this plan that keep the reserve, J.
 
     While a clock has not changed yet, an instruction runs at points that the profile has: what it
     takes lies on a line between them, so above the hull that the bound is for. With all of its

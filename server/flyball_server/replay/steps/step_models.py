@@ -148,7 +148,9 @@ class _StepModels:
 
     def step_of(self, recorded: RecordedPipeline, step: int) -> PipelineStep:
         """Return a pipeline in a step."""
-        order = tuple(tuple(each.instruction for each in stage) for stage in recorded.stages)
+        order = tuple(
+            tuple(instruction.instruction for instruction in stage) for stage in recorded.stages
+        )
         try:
             if order not in self._models:
                 self._models[order] = self._model(order)
@@ -192,8 +194,10 @@ class _StepModels:
         )
 
     def _model(self, order: tuple[tuple[Instruction, ...], ...]) -> StepModel:
-        num_microbatches = 1 + max(each.microbatch for stage in order for each in stage)
-        num_chunks = 1 + max(each.chunk for stage in order for each in stage)
+        num_microbatches = 1 + max(
+            instruction.microbatch for stage in order for instruction in stage
+        )
+        num_chunks = 1 + max(instruction.chunk for stage in order for instruction in stage)
         virtual_stages = looped(len(order), num_chunks)
         dag = build_dag(
             Schedule(
@@ -231,7 +235,8 @@ class _StepModels:
         plan = make_plan_only(
             PlanRequest(
                 profile=self._profile(len(order), len(virtual_stages[0])),
-                num_microbatches=1 + max(each.microbatch for stage in order for each in stage),
+                num_microbatches=1
+                + max(instruction.microbatch for stage in order for instruction in stage),
                 options=PlanOptions(
                     schedule=EXPLICIT,
                     order=tuple(

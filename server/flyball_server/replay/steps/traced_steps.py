@@ -161,7 +161,7 @@ def read_trace(document: object, names: TraceNames) -> RankTrace:
     """
     events = _Events(document)
     by_begin = sorted(events.ranges(), key=lambda each: each.begin_us)
-    found = [(each, names.instruction_of(each.name)) for each in by_begin]
+    found = [(event, names.instruction_of(event.name)) for event in by_begin]
     instructions = [(of_range, named) for of_range, named in found if named is not None]
     if not instructions:
         raise RecordingError("no range is called as an instruction; give --trace-names KIND=REGEX")
@@ -193,9 +193,9 @@ class _Events:
         events = _list(found)
         if not isinstance(found, list):
             raise RecordingError("no trace: a list traceEvents is missing")
-        all_events = [(number, _object(each)) for number, each in enumerate(events)]
-        self._all = [each for each in all_events if isinstance(each[1].get("name", ""), str)]
-        self.has_kernels = any(each.get("cat") == _KERNEL for _, each in self._all)
+        all_events = [(number, _object(event)) for number, event in enumerate(events)]
+        self._all = [event for event in all_events if isinstance(event[1].get("name", ""), str)]
+        self.has_kernels = any(event.get("cat") == _KERNEL for _, event in self._all)
 
     def ranges(self) -> Iterator[_Range]:
         """Yield the host's ranges, complete ones and those with a begin and an end."""
@@ -357,7 +357,7 @@ def steps_of_traces(
     if places is not None and len(places) != len(traces):
         raise RecordingError(f"{len(places)} places for {len(traces)} traces")
     places = _found_places(traces) if places is None else places
-    twice = next((each for each, count in Counter(places).items() if count > 1), None)
+    twice = next((place for place, count in Counter(places).items() if count > 1), None)
     if twice is not None:
         raise RecordingError(
             f"several traces are of dp_rank {twice[0]}, stage {twice[1]}; give one for each"

@@ -251,7 +251,7 @@ class JobReader:
     ) -> tuple[int, ...]:
         """Return the newest `limit` steps of a run that a rank ran on a version, falling.
 
-        Steps before the first one are left out; newer ones of others are scanned.
+        Steps before the first are left out; newer steps of others are scanned.
         """
         query = (
             select(STEPS.c.step)
