@@ -135,16 +135,18 @@ def ranks_of(planner: LivePlanner) -> Iterator[list[RankSession]]:
 
 
 # Of 1F1B, by rank.
-ORDERS = ("F0 F1 B0 B1", "F0 B0 F1 B1")
-KINDS = {"F": "forward", "B": "backward"}
+ORDERS = (
+    (("forward", 0), ("forward", 1), ("backward", 0), ("backward", 1)),
+    (("forward", 0), ("backward", 0), ("forward", 1), ("backward", 1)),
+)
 
 
 def train_a_step(ranks: Sequence[RankSession]) -> None:
     for rank, order in zip(ranks, ORDERS, strict=True):
         rank.on_step_begin()
-        for letter, microbatch in order.split():
-            rank.on_instruction_begin(KINDS[letter], microbatch=int(microbatch))
-            rank.on_instruction_end(KINDS[letter])
+        for kind, microbatch in order:
+            rank.on_instruction_begin(kind, microbatch=microbatch)
+            rank.on_instruction_end(kind)
         rank.on_step_end()
 
 

@@ -215,4 +215,7 @@ class Walk:
         self._follower.is_open[0] = False
         files = sorted(self._folder.glob(f"*.{_ROWS}"))
         rows = {line for file in files for line in file.read_text().splitlines()}
-        return tuple(HandOver(*row[:4], frozenset(row[4])) for row in map(json.loads, sorted(rows)))
+        return tuple(
+            HandOver(caller, module, function, event, frozenset(found))
+            for caller, module, function, event, found in map(json.loads, sorted(rows))
+        )

@@ -124,9 +124,7 @@ def registered_view(known: KnownRank) -> messages.RegisteredRank:
 
 def rank_view(rank: RankRecord) -> messages.RankView:
     """A rank."""
-    # A hundred clocks of thousands of ranks would make every answer about a job long.
-    hidden = {"job_id", "sm_clocks_mhz", "start"}
-    values = {name: value for name, value in vars(rank).items() if name not in hidden}
+    values = {field.name: getattr(rank, field.name) for field in fields(messages.RankView)}
     seen_at = rank.last_seen_at
     return messages.RankView(
         **(values | {"last_seen_at": None if seen_at is None else seen_at.isoformat()})
