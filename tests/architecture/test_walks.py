@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-from tests.architecture.walks import ROOT, HandOver, Walk
+from tests.architecture.walks import HandOver, Walk
 from tests.false_nvml.library import FalseNvml
 from tests.planner.linked_rank import LinkedRank
 from tests.planner.live import LivePlanner, live_planner
@@ -24,7 +24,6 @@ from flyball_client.session.rank_session import RankSession
 from flyball_server.cli.plan import COMMAND
 from flyball_wire import routes
 
-PROFILE = ROOT / "profiles/flyball_profiles/stages/gpt3-175b-a100-sxm-fitted.csv"
 # The search for clocks asks models the same questions a thousand times: one caller.
 SEARCH = (
     "flyball_server.planning.policies",
@@ -46,14 +45,26 @@ def callers(hand_overs: tuple[HandOver, ...]) -> dict[str, set[str]]:
     return found
 
 
-@pytest.mark.parametrize("options", ["", "--timeline", "--schedule auto", "--json"])
+def two_pipelines() -> str:
+    """The profile of two data-parallel pipelines."""
+    header, *rows = profile_csv().splitlines()
+    of_ranks = [f"{row},{dp_rank}" for dp_rank in range(2) for row in rows]
+    return "\n".join([f"{header},dp_rank", *of_ranks]) + "\n"
+
+
+SEPARATE = "--data-parallel separate"
+
+
+@pytest.mark.parametrize("options", ["", "--timeline", "--schedule auto", "--json", SEPARATE])
 def test_from_a_csv_to_a_printed_plan_each_module_is_entered_at_most_twice(
     options: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    profile = tmp_path / "profile.csv"
+    profile.write_text(two_pipelines() if options == SEPARATE else profile_csv())
     parser = argparse.ArgumentParser()
     COMMAND.configure(parser)
     usual = ["--microbatches", "4", "--gpu", "a100"]
-    arguments = parser.parse_args([str(PROFILE), *usual, *options.split()])
+    arguments = parser.parse_args([str(profile), *usual, *options.split()])
     with Walk(tmp_path) as walk:
         walk.begin()
         assert COMMAND.run(arguments) == 0
@@ -157,6 +168,7 @@ def walk_folder(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_profile_comes_to_nvml_through_35_modules_in_three_forms_of_a_plan(
     loaded_nvml: FalseNvml, walk_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -202,6 +214,7 @@ TYPES_OF_A_STEP = {"StepMeasurement", "StepRecord", "StepTotals"}
 TOTALS = {"BatchMeans"}
 
 
+@pytest.mark.slow
 def test_a_step_comes_to_the_report_in_three_types(
     walk_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
