@@ -165,7 +165,7 @@ def _data_predecessors(nodes: list[_Node], schedule: Schedule) -> list[int]:
         node: index for index, node in enumerate(nodes)
     }
     alike = {(stage, kind, chunk) for stage, (kind, _, chunk) in nodes}
-    sources = {one: _sources(one, schedule.virtual_stages) for one in alike}
+    sources = {group: _sources(group, schedule.virtual_stages) for group in alike}
     data_predecessor: list[int] = []
     for stage, (kind, microbatch, chunk) in nodes:
         predecessor = NONE
@@ -178,9 +178,9 @@ def _data_predecessors(nodes: list[_Node], schedule: Schedule) -> list[int]:
     return data_predecessor
 
 
-def _sources(one: AlikeNodes, virtual_stages: VirtualStages) -> tuple[AlikeNodes, ...]:
+def _sources(group: AlikeNodes, virtual_stages: VirtualStages) -> tuple[AlikeNodes, ...]:
     """Return the possible producers of such nodes' input; in a complete schedule each has one."""
-    stage, kind, chunk = one
+    stage, kind, chunk = group
     virtual = virtual_stages[stage][chunk]
     if kind == InstructionKind.STEP:
         return ()

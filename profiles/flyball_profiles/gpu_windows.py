@@ -101,7 +101,9 @@ class GpuWindow:
             raise GpuTableError(
                 f"{_IN_NODE} must be from 1 to {_MOST_IN_NODE}, not {self.gpus_in_node}"
             )
-        optional = [one for one in (_BLOCKING_POWER, _IN_NODE) if getattr(self, one) is not None]
+        optional = [
+            column for column in (_BLOCKING_POWER, _IN_NODE) if getattr(self, column) is not None
+        ]
         for figure in (*_CLOCK_FIGURES, *optional):
             if not self.sources.get(figure, "").strip():
                 raise GpuTableError(f"{figure}.source must name the origin of the figure")
@@ -177,9 +179,9 @@ def load_gpu_window(name: str, *, folder: Path | None = None) -> GpuWindow:
     files = _files(folder)
     wanted = name.strip().lower()
     if wanted not in files:
-        alike = sorted(one for one in files if wanted and one.startswith(wanted))
+        alike = sorted(known for known in files if wanted and known.startswith(wanted))
         # Without a hyphen another GPU is meant: l4 is no l40s.
-        if not any(one.startswith(f"{wanted}-") for one in alike):
+        if not any(known.startswith(f"{wanted}-") for known in alike):
             raise GpuTableError(f"unknown GPU {name!a}; known: {', '.join(sorted(files))}")
         if len(alike) > 1:
             raise GpuTableError(f"GPU {name!a} may be {', '.join(alike)}; name one of them")

@@ -411,7 +411,7 @@ def _timetable_as_text(status: TimetableStatus) -> str:
         return f"no timetable; target {status.current_target} at all times"
     change = "" if status.next_change is None else f", next change {status.next_change}"
     head = f"timetable ({status.timetable.timezone}): now {status.current_target}{change}"
-    return "\n".join([head, *(f"  {_window_line(one)}" for one in status.timetable.windows)])
+    return "\n".join([head, *(f"  {_window_line(window)}" for window in status.timetable.windows)])
 
 
 def _list_row(job: JobOverview) -> tuple[str, ...]:

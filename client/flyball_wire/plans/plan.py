@@ -325,7 +325,10 @@ class Plan:
 
         A rank that registered after the plan was made gets the first pipeline, which is safe too.
         """
-        return next((one for one in self.pipelines if dp_rank in one.dp_ranks), self.pipelines[0])
+        return next(
+            (pipeline for pipeline in self.pipelines if dp_rank in pipeline.dp_ranks),
+            self.pipelines[0],
+        )
 
     def order_of(self, pipeline: PipelinePlan) -> Schedule:
         """Return the order of one of its pipelines.

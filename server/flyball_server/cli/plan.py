@@ -133,7 +133,7 @@ def _options_of(request: Request) -> PlanOptions:
 def _with_node(request: Request, num_gpus: int) -> Request:
     if isinstance(request, PlanRequest):
         return request.with_options(gpus_in_node=num_gpus)
-    pipelines = (one.with_options(gpus_in_node=num_gpus) for one in request.pipelines)
+    pipelines = (pipeline.with_options(gpus_in_node=num_gpus) for pipeline in request.pipelines)
     return replace(request, pipelines=tuple(pipelines))
 
 
@@ -240,7 +240,7 @@ def _summary(solved: SimulatedPlan, options: PlanOptions) -> str:
             f" power; gap {gap_percent:.2f} %"
             f"{_of_late(predicted.lower_bound_j, predicted.late_changes_j)}\n"
         )
-    summary += "".join(f"{one}\n" for one in reserve_lines(plan.reserve))
+    summary += "".join(f"{line}\n" for line in reserve_lines(plan.reserve))
     summary += (
         _sources(predicted)
         + _of_late_changes(plan, is_limited=options.limits_changes)
@@ -332,7 +332,7 @@ def _against_baseline(predicted: Prediction, iteration_time_s: float, energy_j: 
 def _worth_of_changes(plan: Plan) -> str:
     """Return a line where changing clocks saves little more than one clock per stage."""
     predicted = plan.predicted
-    constant = next((one for one in predicted.compared if one.name == Policy.CONSTANT), None)
+    constant = next((found for found in predicted.compared if found.name == Policy.CONSTANT), None)
     if constant is None:
         return ""
     points = 100 * (constant.energy_j - predicted.energy_j) / predicted.baseline_energy_j

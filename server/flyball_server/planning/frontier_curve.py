@@ -116,7 +116,7 @@ class _Placement:
         if slowest_s <= fastest_s:
             return [self._solver.relax(fastest_s)]
         shares = np.linspace(1.0, 0.0, num_points) ** FIRST_BEND
-        return [self._solver.relax(fastest_s + (slowest_s - fastest_s) * one) for one in shares]
+        return [self._solver.relax(fastest_s + (slowest_s - fastest_s) * share) for share in shares]
 
     def _keep(self, added: list[RelaxedOptimum]) -> None:
         self._unused += added
@@ -125,7 +125,11 @@ class _Placement:
     def _mixed(self, deadlines_s: list[float]) -> list[RelaxedOptimum]:
         added: list[RelaxedOptimum] = []
         for left, right in pairwise(self._optima):
-            inside_s = [one for one in deadlines_s if left.deadline_s < one < right.deadline_s]
+            inside_s = [
+                deadline_s
+                for deadline_s in deadlines_s
+                if left.deadline_s < deadline_s < right.deadline_s
+            ]
             added += self._between(left, right, inside_s)
         return added
 

@@ -207,8 +207,8 @@ def _turns(
     np.maximum.at(extra_s, stage, np.where(slower_s > 0, slower_s - durations_s, 0.0))
     floats_s = np.bincount(stage, latest_s - finish_s, num_stages)
 
-    def rank(one: int) -> tuple[float, float]:
-        return (-round(math.log(extra_s[one]) / math.log(_ABOUT_EQUAL)), floats_s[one])
+    def rank(version: int) -> tuple[float, float]:
+        return (-round(math.log(extra_s[version]) / math.log(_ABOUT_EQUAL)), floats_s[version])
 
     ranked = sorted(np.flatnonzero(extra_s > 0).tolist(), key=rank)
     size = max(1, math.ceil(len(ranked) / _MOST_TURNS))

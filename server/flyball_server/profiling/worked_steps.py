@@ -95,9 +95,9 @@ def mean_work(ranks: Sequence[WorkedRank], highest_mhz: Mapping[int, int]) -> Me
     if not fitted.coefficients:
         return MeanWork(factors={}, error=fitted.error)
     factors: dict[_Class, WorkCoefficients] = {}
-    for one, found in zip(classes, fitted.coefficients, strict=True):
-        mean = fmean(fmean(map(found.factor, work)) for _, work in rows[one])
-        factors[one] = WorkCoefficients(*(each / mean for each in found))
+    for place, found in zip(classes, fitted.coefficients, strict=True):
+        mean = fmean(fmean(map(found.factor, work)) for _, work in rows[place])
+        factors[place] = WorkCoefficients(*(each / mean for each in found))
     return MeanWork(factors=factors, error=fitted.error)
 
 

@@ -155,7 +155,9 @@ def _plan_from_kept(services: JobServices, found: _Found) -> bool:
         job = writer.require_job(job_id)
         if job.start_id != found.job.start_id:
             return False
-        kept = [one for one in writer.kept_profiles(job_id) if _fits(one, job, found.ranks)]
+        kept = [
+            profile for profile in writer.kept_profiles(job_id) if _fits(profile, job, found.ranks)
+        ]
         if not kept:
             return False
         writer.save_profile(job_id, kept[0])
@@ -176,7 +178,7 @@ def _fits(profile: StageProfile, job: JobRecord, ranks: Sequence[RankRecord]) ->
         and is_known
         and len(ranks) >= job.spec.num_expected_ranks
         and profile.num_stages == job.spec.num_stages
-        and not any(one.is_of_work for one in changed_ranks(profiled, ranks))
+        and not any(change.is_of_work for change in changed_ranks(profiled, ranks))
     )
 
 

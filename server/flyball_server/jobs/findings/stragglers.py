@@ -206,7 +206,9 @@ def measured_slowdowns(
     observed = seen.read(reader, ranks, rules.num_drift_steps, work)
     if max((step.step for step in observed), default=0) < seen.first_step + min_steps:
         return None
-    announced = {one.rank for one in loop_state.stragglers if one.holds_at(now_unix_s)}
+    announced = {
+        slowdown.rank for slowdown in loop_state.stragglers if slowdown.holds_at(now_unix_s)
+    }
     return find_slowdowns(
         observed,
         tuple(ranks.values()),
@@ -284,12 +286,14 @@ def _with_slowdowns(
 ) -> JobLoopState:
     """Return the findings with the current slowdowns; ended announcements are dropped."""
     left = tuple(
-        one
-        for one in loop_state.stragglers
-        if one.until_unix_s is None or now_unix_s < one.until_unix_s
+        slowdown
+        for slowdown in loop_state.stragglers
+        if slowdown.until_unix_s is None or now_unix_s < slowdown.until_unix_s
     )
     if found is not None:
-        announced = {one.rank: one.slowdown for one in left if one.holds_at(now_unix_s)}
+        announced = {
+            slowdown.rank: slowdown.slowdown for slowdown in left if slowdown.holds_at(now_unix_s)
+        }
         detected = [
             replace(slowed, slowdown=_noted(slowed.slowdown, announced.get(slowed.rank)))
             for slowed in found.stragglers

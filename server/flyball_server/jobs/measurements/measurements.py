@@ -143,8 +143,8 @@ def _store_together(
     if is_reconciled:
         services.enqueue_reconcile(job_id)
     return tuple(
-        Accepted(stored=one, next_post_s=next_post_s) if isinstance(one, int) else one
-        for one in stored
+        Accepted(stored=answer, next_post_s=next_post_s) if isinstance(answer, int) else answer
+        for answer in stored
     )
 
 

@@ -348,7 +348,7 @@ def _is_as_ordered(schedule: Schedule, stage: int, reports: _Reports) -> bool:
         for kind, microbatch, chunk, _, computed_s, received_s, *_ in reports
     ]
     # Without a recorded end an instruction has no time.
-    return is_as_ordered(schedule, stage, times) and all(one.computed_s > 0 for one in times)
+    return is_as_ordered(schedule, stage, times) and all(timed.computed_s > 0 for timed in times)
 
 
 def _timed_stages(
@@ -391,7 +391,7 @@ def _jitter(dag: ArrayDag, steps: TimedSteps, plan: Plan) -> float:
     alike, alike_of_node = dag.alike
     of_alike: list[float] = []
     for index in range(len(alike)):
-        nodes = [node for node, one in enumerate(alike_of_node) if one == index]
+        nodes = [node for node, group in enumerate(alike_of_node) if group == index]
         steady = [node for node in nodes if not changes[node]] or nodes
         of_alike.append(measured_jitter(steps.compute_s[steady]))
     return math.hypot(*of_alike) / math.sqrt(len(of_alike))

@@ -88,9 +88,9 @@ def new_run(services: JobServices, writer: JobWriter, job: JobRecord, wanted: Jo
     if timetable is not None:
         writer.save_loop_state(JobLoopState(job_id=job.job_id, timetable=timetable))
     if profile is not None and profile.num_stages == begun.spec.num_stages:
-        for one in (*earlier, profile):  # the last is the one that counts
-            if one.num_stages == profile.num_stages:
-                writer.save_profile(job.job_id, one)
+        for measured in (*earlier, profile):  # the last is the one that counts
+            if measured.num_stages == profile.num_stages:
+                writer.save_profile(job.job_id, measured)
         writer.save_job(begun.with_change(JobInput.PROFILE))
     _LOG.info("job %s: a new run begins; the one before is kept as %s", job.job_id, kept_as)
 
@@ -448,10 +448,10 @@ def _register_shape(writer: JobWriter, job: JobRecord, spec: JobSpec) -> None:
     _LOG.info("job %s: %s", job.job_id, change)
 
 
-def _differing(one: JobSpec, other: JobSpec) -> Iterator[str]:
+def _differing(spec: JobSpec, other: JobSpec) -> Iterator[str]:
     """Yield the fields in which two specifications differ."""
-    for field in fields(one):
-        if getattr(one, field.name) != getattr(other, field.name):
+    for field in fields(spec):
+        if getattr(spec, field.name) != getattr(other, field.name):
             yield field.name
 
 

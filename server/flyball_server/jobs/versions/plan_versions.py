@@ -131,10 +131,12 @@ def acknowledge_together(
     """
     with services.store.writing(job_id) as writer:
         versions = writer.list_versions(job_id)
-        ranks = RankBatch(writer, job_id, (one.rank for one in held))
-        outcomes = [_note_held(ranks, job_id, one, versions) for one in held]
+        ranks = RankBatch(writer, job_id, (start.rank for start in held))
+        outcomes = [_note_held(ranks, job_id, start, versions) for start in held]
         ranks.save(writer)
-        noted = {one.version for one, error in zip(held, outcomes, strict=True) if error is None}
+        noted = {
+            start.version for start, error in zip(held, outcomes, strict=True) if error is None
+        }
         settled = [v for v in sorted(noted) if _settle(services, writer, job_id, v)]
         if settled:
             versions = writer.list_versions(job_id)
@@ -142,8 +144,8 @@ def acknowledge_together(
         services.notify_pollers(job_id)
         services.enqueue_reconcile(job_id)
     return tuple(
-        version_of(versions, job_id, one.version) if error is None else error
-        for one, error in zip(held, outcomes, strict=True)
+        version_of(versions, job_id, start.version) if error is None else error
+        for start, error in zip(held, outcomes, strict=True)
     )
 
 

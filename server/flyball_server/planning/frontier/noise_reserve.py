@@ -98,7 +98,9 @@ def _squares(model: PipelineModel) -> FloatArray:
     """Return each node's mean square of jitter and of time error as shares; (2, num_nodes)."""
     tables, table_of_node = model.groups
     of_tables = [
-        np.square([(one.jitter, one.time_error_s / one.time_s) for one in points]).mean(axis=0)
+        np.square([(point.jitter, point.time_error_s / point.time_s) for point in points]).mean(
+            axis=0
+        )
         for _, points in tables
     ]
     squares: FloatArray = np.array(of_tables)[list(table_of_node)].T

@@ -254,7 +254,7 @@ class DeadlineSolver:
             return []
         rounding = self._rounding
         best = [rounding.best(relaxed.deadline_s) for relaxed in optima]
-        tried = [one for one in best if one is not None]
+        tried = [assignment for assignment in best if assignment is not None]
         if tried:
             return self._deployable(optima, np.array(tried))
         deadlines_s = np.array([relaxed.deadline_s for relaxed in optima])

@@ -68,9 +68,13 @@ class InstructionRows:
         self.previous = self.row_of[clocked.before][self.instruction]
         self._node = np.array(clocked.node)[self.instruction]
         group = np.array(clocked.group)[self.instruction]
-        self.times_s: FloatArray = np.concatenate([np.array(one) for one in clocked.times_s])
-        self.energies_j: FloatArray = np.concatenate([np.array(one) for one in clocked.energies_j])
-        self._clock_of_choice = np.concatenate([np.array(one) for one in clocked.clock_of_choice])
+        self.times_s: FloatArray = np.concatenate([np.array(values) for values in clocked.times_s])
+        self.energies_j: FloatArray = np.concatenate(
+            [np.array(values) for values in clocked.energies_j]
+        )
+        self._clock_of_choice = np.concatenate(
+            [np.array(values) for values in clocked.clock_of_choice]
+        )
         self._first_choice = _begins(clocked.clock_of_choice)[group, None]
         self.table = _begins(clocked.times_s)[group, None]
         ends = np.cumsum([len(instructions) for instructions, _, _ in levels])

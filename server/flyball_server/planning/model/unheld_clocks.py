@@ -23,7 +23,7 @@ def with_fewest_changes(model: PipelineModel, assignment: Assignment) -> Assignm
             if not points[choices[node]].held_by:
                 continue
             beside = [nodes[place - 1], nodes[(place + 1) % len(nodes)]]
-            near_mhz = [model.points[one][choices[one]].frequency_mhz for one in beside]
+            near_mhz = [model.points[node][choices[node]].frequency_mhz for node in beside]
             num_changes = [
                 sum(point.frequency_mhz != mhz for mhz in near_mhz)
                 for point in points[: num_unheld(points)]

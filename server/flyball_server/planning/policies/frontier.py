@@ -285,7 +285,7 @@ class _Choosing:
         if drawn_w <= budget_w:
             found.append(assignment)
         if found:
-            return min(found, key=lambda one: time_and_energy(model, one))
+            return min(found, key=lambda assignment: time_and_energy(model, assignment))
         raise TargetUnreachableError(
             f"no plan found draws {budget_w:g} W on average with the times of its clock changes;"
             f" the last one draws {rounded_up(drawn_w)} W",

@@ -106,7 +106,8 @@ def _best_reserve(
     steps: Sequence[Sequence[PipelineStep]], error: PredictionError, seed: int
 ) -> StepReserve:
     highest_s = sum(
-        judged_at_once(each, [one.model.highest_mhz for one in each]).time_s for each in steps
+        judged_at_once(step, [pipeline.model.highest_mhz for pipeline in step]).time_s
+        for step in steps
     )
     most_s = (1 + LONGER) * highest_s
     found: list[tuple[bool, float, StepReserve]] = []

@@ -101,7 +101,7 @@ def replay_steps(
     highest = highest_steps(steps)
     reserves = chosen_reserves(steps, error, seed + _RESERVE_SEED)
     clocks = tuple(tuple(each) for each in planned_steps(steps, error, reserves, seed))
-    static = ([one.model.retimed.plan_mhz for one in each] for each in steps)
+    static = ([pipeline.model.retimed.plan_mhz for pipeline in step] for step in steps)
     return StepsReplay(
         steps=len(steps),
         pipeline_steps=sum(map(len, steps)),
@@ -116,7 +116,9 @@ def replay_steps(
 
 def highest_steps(steps: Steps) -> list[JudgedStep]:
     """Return the steps at the highest clocks."""
-    return [judged_at_once(each, [one.model.highest_mhz for one in each]) for each in steps]
+    return [
+        judged_at_once(step, [pipeline.model.highest_mhz for pipeline in step]) for step in steps
+    ]
 
 
 def compared(highest: Sequence[JudgedStep], judged: Sequence[JudgedStep]) -> TimeAndSaving:
