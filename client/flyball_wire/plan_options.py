@@ -290,6 +290,16 @@ class PlanOptions(Sent):
     ] = None
 
     @property
+    def limits_changes(self) -> bool:
+        """True if the clock changes of a plan are limited."""
+        return self.max_switches is not None or self.min_dwell_ms is not None
+
+    @property
+    def transfer_s(self) -> tuple[float, ...]:
+        """Times of transfers between neighbouring stages, s."""
+        return tuple(time_ms / 1e3 for time_ms in self.transfer_ms or ())
+
+    @property
     def reconfiguration(self) -> Reconfigure:
         """Reconfiguration that the policy runs with."""
         if self.reconfigure is not None:

@@ -201,6 +201,18 @@ class ClockTransitions:
         """
         return bool(self.call_p50_s) and self.queues_in_node is not False
 
+    def call_share(self, num_gpus: int, changes_per_stage: float, iteration_time_s: float) -> float:
+        """Return the share of an iteration that calls for the GPUs of a node take; 0: not known.
+
+        Args:
+            num_gpus: number of GPUs of all stages in the node.
+            changes_per_stage: mean number of clock changes of a stage in an iteration.
+            iteration_time_s: time of an iteration, s.
+        """
+        if not self.is_queued:
+            return 0.0
+        return num_gpus * changes_per_stage * self.call_mean_s / iteration_time_s
+
     @property
     def exact_s(self) -> float | None:
         """Return the delay of every change in s, up and down; None: they differ."""

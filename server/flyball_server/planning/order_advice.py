@@ -7,7 +7,7 @@ from dataclasses import replace
 from fractions import Fraction
 
 from flyball_pipeline.errors import PipelineError
-from flyball_pipeline.schedule import Schedule, peak_activations
+from flyball_pipeline.schedule import Schedule
 from flyball_pipeline.schedules.envpipe import ENVPIPE
 from flyball_server.planning.cancellation import cancellation_point
 from flyball_server.planning.model.pipeline_model import PipelineModel
@@ -92,4 +92,4 @@ def _in_order(request: PlanRequest, name: str) -> PlanRequest:
 
 def _most_held(schedule: Schedule) -> float:
     """Return the largest number of microbatches that a stage holds activations of."""
-    return float(Fraction(max(peak_activations(schedule)), schedule.num_chunks))
+    return float(Fraction(max(schedule.peak_activations), schedule.num_chunks))

@@ -11,7 +11,6 @@ from flyball_server.jobs.errors import InvalidFieldError, MissingProfileError
 from flyball_server.jobs.measurements.step_reading import gpus_over_profile
 from flyball_server.jobs.reconcile.solve import SupersededError, solve
 from flyball_server.jobs.records import JobRecord
-from flyball_server.jobs.registry.inspection import require_job
 from flyball_server.jobs.services import JobServices, frontier_lock
 from flyball_server.jobs.versions.planning import read_planning
 from flyball_server.jobs.wanted.request import plan_to_solve
@@ -86,7 +85,7 @@ def get_frontier(
 def _request(services: JobServices, job_id: str) -> tuple[JobRecord, SlowedRequest]:
     """Return the current job and the request of its frontier."""
     with services.store.reading() as reader:
-        job = require_job(reader, job_id)
+        job = reader.require_job(job_id)
         profile, planning = reader.find_profile(job_id), read_planning(reader, job)
     if profile is None or planning.profile is None:
         raise MissingProfileError(job_id=job_id)

@@ -10,7 +10,6 @@ from itertools import groupby
 
 from flyball_server.jobs.measurements.pruning import MOST_MEASUREMENTS, MOST_STAGES, most_steps
 from flyball_server.jobs.records import JobRecord
-from flyball_server.jobs.registry.inspection import require_job
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.step_records import StageTotals
 from flyball_server.jobs.store.sql.job_reader import JobReader
@@ -26,7 +25,7 @@ def list_stage_steps(
         UnknownJobError: the job does not exist.
     """
     with services.store.reading() as reader:
-        spec = require_job(reader, job_id).spec
+        spec = reader.require_job(job_id).spec
         num_steps = most_steps(
             spec, limit, num_measurements=MOST_MEASUREMENTS, num_stages=MOST_STAGES
         )

@@ -20,7 +20,6 @@ from flyball_server.jobs.loop_state import JobLoopState, StepPower, WorkModel
 from flyball_server.jobs.measurements.announced_work import deadline_ratio
 from flyball_server.jobs.measurements.step_reading import gpus_over_profile
 from flyball_server.jobs.records import JobRecord
-from flyball_server.jobs.registry.inspection import require_plan
 from flyball_server.jobs.step_records import StepTotals
 from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.planning.documents.predicted_timeline import planned_models
@@ -60,7 +59,7 @@ class StepPowerReconciler(StepPlanReconciler):
     ) -> JobLoopState:
         """Return the loop state with the correction that the newest steps show."""
         del now_unix_s
-        plan = require_plan(reader, job.job_id, seen.version).plan
+        plan = reader.require_plan(job.job_id, seen.version).plan
         known = loop_state.step_power
         if known is None or known.target != plan.target:
             known = StepPower(target=plan.target, factor=1.0 if known is None else known.factor)

@@ -12,7 +12,6 @@ from flyball_server.jobs.errors import InvalidFieldError, JobsError, OtherStartE
 from flyball_server.jobs.measurements.pruning import merge_instructions, without_pruned
 from flyball_server.jobs.measurements.step_reading import add_post, place_of_post
 from flyball_server.jobs.records import JobRecord, identity_of
-from flyball_server.jobs.registry.inspection import require_job
 from flyball_server.jobs.registry.rank_batch import RankBatch
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.step_records import StepDetail, StepRecord
@@ -237,7 +236,7 @@ def _save_details(writer: JobWriter, job_id: str, details: tuple[StepDetail, ...
 
 
 def _num_kept_steps(writer: JobWriter, job_id: str, details: tuple[StepDetail, ...]) -> int:
-    job = require_job(writer, job_id)
+    job = writer.require_job(job_id)
     num_instructions = max(len(detail.instructions or ()) for detail in details)
     if not num_instructions:
         is_profiling = job.state == JobState.PROFILING
@@ -253,5 +252,5 @@ def list_steps(services: JobServices, job_id: str, *, limit: int) -> tuple[JobSt
         UnknownJobError: the job does not exist.
     """
     with services.store.reading() as reader:
-        require_job(reader, job_id)
+        reader.require_job(job_id)
         return reader.list_job_steps(job_id, limit)

@@ -14,7 +14,7 @@ from itertools import islice
 
 from flyball_pipeline.errors import PipelineError
 from flyball_server.jobs.records import JobRecord, PlanRecord, RankRecord
-from flyball_server.jobs.registry.inspection import newest_plan, newest_version, require_job
+from flyball_server.jobs.registry.inspection import newest_version
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.step_records import StepDetail
 from flyball_server.jobs.store.sql.job_reader import JobReader
@@ -208,10 +208,10 @@ class ReconfigurationReconciler:
 
 def _round(services: JobServices, reader: JobReader, job_id: str) -> _Round | None:
     """Return the facts to decide on; None: the job is not to be reconfigured now."""
-    job = require_job(reader, job_id)
+    job = reader.require_job(job_id)
     if job.spec.adaptation != Adaptation.RECONFIGURE:
         return None  # other jobs cost no more than this one read
-    record = newest_plan(reader, job_id)
+    record = reader.newest_plan(job_id)
     if record is None:
         return None
     plan = record.plan
@@ -286,7 +286,7 @@ def _publish(
     )
     job_id = this.job.job_id
     with services.store.writing(job_id) as writer:
-        now = require_job(writer, job_id)
+        now = writer.require_job(job_id)
         newest = newest_version(writer.list_versions(job_id))
         if not this.job.is_same_work(now) or newest != this.record.version:
             return

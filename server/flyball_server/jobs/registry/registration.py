@@ -28,7 +28,6 @@ from flyball_server.jobs.registry.inspection import (
     JobSummary,
     find_rank,
     newest_version,
-    require_job,
     summarise,
 )
 from flyball_server.jobs.registry.launch import Launch, check_start, check_start_id
@@ -106,7 +105,7 @@ def _keep(writer: JobWriter, job: JobRecord) -> str:
     kept_as = f"{stem}{numbers[-1] + 1 if numbers else 1}"
     writer.rename_job(job.job_id, kept_as)
     writer.save_ranks(rank.evolve(has_left=True) for rank in writer.list_ranks(kept_as))
-    kept = require_job(writer, kept_as)
+    kept = writer.require_job(kept_as)
     if kept.state not in OVER:
         writer.save_job(kept.moved(JobState.ENDED, problem=kept.problem))
     return kept_as
@@ -121,7 +120,7 @@ def delete_job(services: JobServices, job_id: str) -> None:
     """
     now = services.now()
     with services.store.writing(job_id) as writer:
-        job = require_job(writer, job_id)
+        job = writer.require_job(job_id)
         if job.state not in OVER and not all(
             is_gone(rank, now, services.life) for rank in writer.list_ranks(job_id)
         ):
@@ -188,7 +187,7 @@ def _register_job(
         loop_state = writer.find_loop_state(job_id)
         if loop_state.refused is not None:
             writer.save_loop_state(loop_state.evolve(refused=None))
-        return summarise(writer, require_job(writer, job_id)), is_new
+        return summarise(writer, writer.require_job(job_id)), is_new
 
 
 def _end_start_before(
@@ -350,7 +349,7 @@ def leave_rank(services: JobServices, job_id: str, rank: int, start_id: str | No
         OtherStartError: another start of the job has begun.
     """
     with services.store.writing(job_id) as writer:
-        check_start_id(require_job(writer, job_id), start_id)
+        check_start_id(writer.require_job(job_id), start_id)
         known = find_rank(writer, job_id, rank)
         if known is None or known.has_left:
             return

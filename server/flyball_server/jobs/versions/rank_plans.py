@@ -37,7 +37,7 @@ from flyball_server.jobs.measurements.announced_work import (
 )
 from flyball_server.jobs.measurements.timed_steps import is_timed, num_timed_steps
 from flyball_server.jobs.records import JobRecord, PlanRecord, RankRecord, identity_of
-from flyball_server.jobs.registry.inspection import newest_version, require_plan
+from flyball_server.jobs.registry.inspection import newest_version
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.kit.lru import Lru
@@ -370,7 +370,7 @@ class RankPlans:
             return known
         version = _Version(
             identity=identity,
-            plan=require_plan(reader, job.job_id, newest.version),
+            plan=reader.require_plan(job.job_id, newest.version),
             profile=reader.find_profile(job.job_id),
             planned_inputs=planned_inputs,
         )

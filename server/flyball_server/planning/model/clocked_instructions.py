@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from flyball_pipeline.dag import nodes_in_order, step_dag
+from flyball_pipeline.dag import step_dag
 from flyball_pipeline.schedule import Schedule
 from flyball_profiles.stage_profile import OperatingPoint
 from flyball_server.planning.model.array_dag import ArrayDag, array_dag
@@ -109,7 +109,7 @@ def clocked_instructions(
         [_held(of_group, clock_mhz) for clock_mhz in clocks_mhz[stage]]
         for stage, of_group in stage_and_points
     ]
-    nodes = list(itertools.chain.from_iterable(nodes_in_order(schedule, dag)))
+    nodes = list(itertools.chain.from_iterable(dag.nodes_of(schedule)))
     of_step = (
         replace(array_dag(step_dag(schedule)), tail_s=dag.tail_s) if schedule.is_periodic else dag
     )
