@@ -305,7 +305,7 @@ def _text(
     replayed: StepsReplay, error: PredictionError, transitions: ClockTransitions | None
 ) -> str:
     def row(name: str, figures: TimeAndSaving) -> str:
-        return f"{name:26} {figures.time_percent:+8.2f} % {figures.saved_percent:12.2f} %"
+        return f"{name:26} {figures.time_percent:+z8.2f} % {figures.saved_percent:z12.2f} %"
 
     clocks = "clocks change at once"
     if transitions is not None:
@@ -327,6 +327,6 @@ def _text(
             row("one plan for all steps", replayed.static),
             row("one clock a pipeline, step", replayed.one_clock),
             row("a plan for each step", replayed.per_step),
-            f"{'bound, no slower':26} {'':10} {replayed.bound_saved_percent:12.2f} %",
+            f"{'bound, no slower':26} {'':10} {replayed.bound_saved_percent:z12.2f} %",
         ]
     )

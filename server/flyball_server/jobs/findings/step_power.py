@@ -30,8 +30,11 @@ from flyball_wire.targets import parse_target
 # many, up to 2^4.
 BLOCK_STEPS = 32
 _MOST_DOUBLINGS = 4
-# Share by which the mean power may miss its target, and the number of its standard errors.
+# Share by which the mean power may miss its target, and the number of its standard errors. Both
+# double with each change after the fourth, up to four times as much, so that chance and coarse
+# clocks make changes come to an end.
 LEAST_MISS, _STANDARD_ERRORS = 0.005, 2.0
+_MOST_LIMIT_DOUBLINGS = 2
 # Exponent of the ratio by which power falls while only one ratio was measured, and its range where
 # two were. It is 1 where steps get longer at the same energy.
 _EXPONENT, _EXPONENTS = 2.0, (1.0, 4.0)
@@ -101,7 +104,8 @@ def corrected(
     """
     share = power_w / parse_target(plan.target).value
     ratio = deadline_ratio(plan, known)
-    if abs(math.log(share)) <= max(LEAST_MISS, _STANDARD_ERRORS * error):
+    doublings = min(max(known.num_changes - _MOST_DOUBLINGS, 0), _MOST_LIMIT_DOUBLINGS)
+    if abs(math.log(share)) <= 2**doublings * max(LEAST_MISS, _STANDARD_ERRORS * error):
         return replace(known, least_power_w=None)
     longest = _longest_ratio(plan, profile)
     moved = ratio * share ** (1 / _exponent(known, ratio, share))

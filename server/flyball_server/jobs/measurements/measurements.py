@@ -30,9 +30,9 @@ KEPT_DETAILS_OF_PROFILING = MAX_WITH_WAITING * DEFAULT_MAX_STEPS + KEPT_DETAILS
 # it. 64 ranks x 32 instructions suffice for steps of 31 ms and more, fewer for shorter ones.
 KEPT_INSTRUCTIONS = 65_536
 FEWEST_KEPT_STEPS, MOST_KEPT_STEPS = 32, 1024
-# Number of newest steps that drop none of the older ones if they are far from all others: a rank
-# may post an absurd number.
-_MOST_ALONE = 8
+# Number of newest steps that drop the older ones though these are far away: a rank may post absurd
+# numbers.
+_FEWEST_FAR = 8
 # Ranks post at this period up to FEW_RANKS, and at the longest one from MANY_RANKS on.
 SHORTEST_PERIOD_S, LONGEST_PERIOD_S = 1.0, 15.0
 FEW_RANKS, MANY_RANKS = 128, 4096
@@ -227,12 +227,24 @@ def _save_details(writer: JobWriter, job_id: str, details: tuple[StepDetail, ...
     writer.save_step_details(details)
     num_kept = _num_kept_steps(writer, job_id, details)
     newest = max(detail.step for detail in details)
-    for _ in range(_MOST_ALONE):
-        before = writer.newest_detail(job_id, newest)
-        if before is None or newest - before < num_kept:
+    for _ in range(_FEWEST_FAR):
+        older = writer.newest_detail(job_id, newest - num_kept + 1)
+        if older is None or newest - older < 2 * num_kept:
             break
-        newest = before
+        if not _are_few(writer, job_id, newest, num_kept):
+            break
+        newest = older
     writer.drop_step_details(job_id, newest - num_kept + 1)
+
+
+def _are_few(reader: JobReader, job_id: str, newest: int, num_kept: int) -> bool:
+    """Return whether fewer than `_FEWEST_FAR` of the newest steps have details."""
+    step: int | None = newest
+    for _ in range(_FEWEST_FAR - 1):
+        step = reader.newest_detail(job_id, step)
+        if step is None or newest - step >= num_kept:
+            return True
+    return False
 
 
 def _num_kept_steps(writer: JobWriter, job_id: str, details: tuple[StepDetail, ...]) -> int:

@@ -380,7 +380,15 @@ def steps_of_traces(
         for run in trace.runs
         if run.step in steps
     ]
-    return recorded_steps(rows)
+    parts = {
+        (part, stage)
+        for trace, (_, stage) in zip(traces, places, strict=True)
+        for part in trace.parts
+        if part is not None
+    }
+    return recorded_steps(
+        rows, is_v_shaped=any(part % num_stages != stage for part, stage in parts)
+    )
 
 
 def _instruction(run: _Run, stage: int, num_stages: int) -> Instruction:
@@ -389,10 +397,10 @@ def _instruction(run: _Run, stage: int, num_stages: int) -> Instruction:
         raise RecordingError(f"{run.range} takes no time")
     if part is None:
         return Instruction(run.named.kind, microbatch)
-    if part % num_stages != stage:
+    if part % num_stages != stage and part != 2 * num_stages - 1 - stage:
         raise RecordingError(
             f"{run.range}: part {part} of the model runs on stage {stage} of {num_stages}; parts"
-            " must be placed as in interleaved 1F1B"
+            " must be placed as in interleaved 1F1B, or in a V"
         )
     return Instruction(run.named.kind, microbatch, part // num_stages)
 
