@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from multiprocessing.connection import wait
 from typing import Any, ParamSpec, TypeVar
 
+from flyball_server.planning import planner
 from flyball_server.solving import worker
 from flyball_server.solving.in_thread import (
     SolverLostError,
@@ -194,7 +195,7 @@ class _Process:
         context = multiprocessing.get_context("forkserver")
         with _CHILDREN, _child_environment():
             # What all need would otherwise be loaded by each process.
-            context.set_forkserver_preload([worker.__name__])
+            context.set_forkserver_preload([worker.__name__, planner.__name__])
             self._connection, theirs = context.Pipe()
             self._process = context.Process(
                 target=worker.serve, args=(theirs,), name="flyball-planning", daemon=True
