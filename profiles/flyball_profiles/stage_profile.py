@@ -222,6 +222,11 @@ class StageProfile:
         """Number of pipeline stages."""
         return len(self.num_ranks_per_stage)
 
+    @property
+    def highest_mhz(self) -> int:
+        """Highest clock of any instruction in MHz."""
+        return max(points[0].frequency_mhz for points in self.points.values())
+
     def by_chunk(self, num_chunks: int) -> tuple[StageProfile, ...]:
         """Return the profile of each of a stage's model chunks; of one chunk, the whole stage.
 

@@ -135,6 +135,8 @@ def summary_of(record: PlanRecord, profile: StageProfile | None, num_ranks: int)
         first_step=record.first_step,
         predicted=predicted_iteration(plan, profile, num_ranks),
         stage_clock_mhz=tuple(round(mhz, 3) for mhz in mean_stage_clocks_mhz(plan, profile)),
+        highest_mhz=None if profile is None else profile.highest_mhz,
+        baseline_cycle=record.baseline_cycle,
     )
 
 

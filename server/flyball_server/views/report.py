@@ -37,7 +37,7 @@ def get_report(services: JobServices, job_id: str) -> JobReport:
         fold = read_fold(reader, job)
         predicted = _predicted(reader, summary, fold)
     savings = savings_of(fold, loop_state.gpu_changes)
-    profiling = loop_state.profiling
+    profiling, work_note = loop_state.profiling, loop_state.lasting.work_note
     return JobReport(
         job_id=job_id,
         emulated=is_emulated(job, summary.ranks),
@@ -56,6 +56,7 @@ def get_report(services: JobServices, job_id: str) -> JobReport:
             *shape_notes(summary),
             *no_clocks_notes(summary.ranks),
             *gpu_notes(summary),
+            *(() if work_note is None else (work_note,)),
         ),
         energy_scope=common_scope(summary.ranks),
         saved_of_j=savings.saved_of_j,

@@ -73,8 +73,8 @@ def page_of(seen: Seen, address: str, now: datetime, width: int) -> Page:
 
 def _jobs(jobs: Sequence[JobOverview], now: datetime) -> list[Block]:
     if not jobs:
-        text = "No jobs yet. A job appears when its ranks register: run make demo in a clone of"
-        return [(), (_muted(f"{text} Flyball, or call flyball.attach in a training script."),)]
+        text = "No jobs yet. A job appears when its ranks register: call flyball.attach in a"
+        return [(), (_muted(f"{text} training script."),)]
     body: list[Block] = []
     # Living jobs first, each at the same place in every frame.
     in_order = sorted(jobs, key=lambda job: (job.state in _OVER, job.job_id))
@@ -124,11 +124,16 @@ def _job_row(job: JobOverview, now: datetime) -> Row:
 def _measured(job: JobOverview, origin: str = "") -> Row:
     newest, saving = job.measured, job.saving_percent
     return {
-        f">{origin}saving, %": Span(number_text(saving, _PERCENT), _saving_tone(saving)),
-        f">{origin}slower, %": number_text(job.slowdown_percent, _SIGNED_PERCENT),
+        f">{origin}saving, %": Span(_sure_text(saving, _PERCENT), _saving_tone(saving)),
+        f">{origin}slower, %": _sure_text(job.slowdown_percent, _SIGNED_PERCENT),
         f">{origin}time, s": number_text(newest.iteration_time_s if newest else None, _TIME_S),
         f">{origin}energy, J": number_text(newest.energy_j if newest else None, _ENERGY_J),
     }
+
+
+def _sure_text(change: Estimate | None, form: str) -> str:
+    """Return the mean of a change; UNKNOWN: not measured, or its interval includes zero."""
+    return UNKNOWN if change is None or change.includes_zero else number_text(change, form)
 
 
 def _predicted(plan: PredictedIteration | None, origin: str = "predicted\n") -> Row:

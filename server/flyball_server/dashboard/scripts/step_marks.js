@@ -29,7 +29,7 @@ export const REASONS = [
 const SPACE = 8;
 const MOST_NAMED = 3;
 /** @type {Record<string, string>} */
-const NAMES = { null: "no plan", unknown: "unknown plan" };
+const NAMES = { null: "no plan", mixed: "mixed", unknown: "unknown plan" };
 // Width below which a run of steps has no name, px.
 const LEAST_NAMED = 12;
 
@@ -217,11 +217,13 @@ export function stripHeight(num_stages) {
 }
 
 /**
- * Return the scale over all clocks of these plans; null: they ask for none.
+ * Return the scale from the slowest clock of these plans to the highest; null: they ask for none.
  * @param {PlanSummary[]} history
  */
 export function scaleOf(history) {
-  const clocks_mhz = history.flatMap((plan) => plan.stage_clock_mhz).filter((mhz) => mhz > 0);
+  const clocks_mhz = history
+    .flatMap((plan) => [...plan.stage_clock_mhz, plan.highest_mhz ?? 0])
+    .filter((mhz) => mhz > 0);
   if (clocks_mhz.length === 0) return null;
   // Too many to be arguments of one call.
   const slowest_mhz = clocks_mhz.reduce((least, mhz) => Math.min(least, mhz));
