@@ -239,11 +239,12 @@ def _save_details(writer: JobWriter, job_id: str, details: tuple[StepDetail, ...
 
 def _are_few(reader: JobReader, job_id: str, newest: int, num_kept: int) -> bool:
     """Return whether fewer than `_FEWEST_FAR` of the newest steps have details."""
-    step: int | None = newest
+    step = newest
     for _ in range(_FEWEST_FAR - 1):
-        step = reader.newest_detail(job_id, step)
-        if step is None or newest - step >= num_kept:
+        before = reader.newest_detail(job_id, step)
+        if before is None or newest - before >= num_kept:
             return True
+        step = before
     return False
 
 
