@@ -1,6 +1,6 @@
 """The dependency DAG of a schedule: what each instruction waits for.
 
-Along a stage every instruction waits for the one before it. Between virtual stages
+Along a stage every instruction waits for that before it. Between virtual stages
 `forward(v, m) -> forward(v+1, m)` and `backward(v+1, m) -> backward(v, m)`; on the last one
 `forward -> backward`; `backward_input -> backward_weight`. So each instruction has at most two
 predecessors: one in its stage's order, and one that makes its input. (Whatever else it needs of
@@ -95,8 +95,17 @@ class DependencyDag:
         number = {key: index for index, key in enumerate(dict.fromkeys(keys))}
         return tuple(number), tuple(map(number.__getitem__, keys))
 
+    def nodes_of(self, schedule: Schedule) -> list[list[int]]:
+        """Return, per stage of its schedule, the node of each instruction, in their order."""
+        nodes = zip(self.stage, self.instruction, strict=True)
+        number = {node: index for index, node in enumerate(nodes)}
+        return [
+            [number[stage, schedule.node_of(instruction)] for instruction in instructions]
+            for stage, instructions in enumerate(schedule.stages)
+        ]
+
     def predecessors(self, node: int) -> tuple[int, ...]:
-        """Return the nodes that must finish before this one starts."""
+        """Return the nodes that must finish before this node starts."""
         both = (self.order_predecessor[node], self.data_predecessor[node])
         return tuple(node for node in both if node != NONE)
 
@@ -145,17 +154,6 @@ def _dag_of(schedule: Schedule, of_stages: Sequence[Iterable[Instruction]]) -> D
         data_predecessor=tuple(data_predecessor),
         topological_order=_topological_order(nodes, order_predecessor, data_predecessor),
     )
-
-
-def nodes_in_order(schedule: Schedule, dag: DependencyDag) -> list[list[int]]:
-    """Per stage, the node of each of its instructions, in the order of execution."""
-    number = {
-        node: index for index, node in enumerate(zip(dag.stage, dag.instruction, strict=True))
-    }
-    return [
-        [number[stage, schedule.node_of(instruction)] for instruction in instructions]
-        for stage, instructions in enumerate(schedule.stages)
-    ]
 
 
 _Node = tuple[int, Instruction]  # with its stage

@@ -136,7 +136,9 @@ def with_blocking_power(text: str, power_w: float, source: str) -> str:
     if _parsed("gpu", text, "the GPU file").blocking_power_w is not None:
         raise GpuTableError(f"the GPU file has {_BLOCKING_POWER} already; remove it there")
     # JSON's strings of printable characters are TOML's.
-    quoted = json.dumps("".join(each if each.isprintable() else "?" for each in source))
+    quoted = json.dumps(
+        "".join(character if character.isprintable() else "?" for character in source)
+    )
     return f"{text.rstrip()}\n\n[{_BLOCKING_POWER}]\nvalue = {power_w:.2f}\nsource = {quoted}\n"
 
 
@@ -273,7 +275,7 @@ def window_clocks_mhz(window: GpuWindow, supported_clocks_mhz: Iterable[int]) ->
     """Return the profiling grid: the SM clocks of a device to profile.
 
     From the highest supported clock in the window down, each the highest that is at least
-    `granularity_mhz` below the one before.
+    `granularity_mhz` below the clock before.
 
     Args:
         window: the GPU type's window.

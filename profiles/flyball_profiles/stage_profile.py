@@ -91,7 +91,7 @@ class OperatingPoint:
         frequency_mhz: locked SM clock, MHz, 1 to 1e5.
         time_s: duration of the instruction, s, 1e-9 to 1e6; over several ranks the slowest.
         energy_j: energy of the instruction, J, 1e-9 to 1e9; over several ranks the sum.
-        rank_waiting_s: time that ranks wait for the slowest one, s; the sum over all ranks. What
+        rank_waiting_s: time that ranks wait for the slowest rank, s; the sum over all ranks. What
             they draw meanwhile is not in `energy_j`.
         time_error_s: standard error of `time_s`, s, 0 to 1e6; 0: not known.
         jitter: standard deviation of a single run's time, as a share of `time_s`, 0 to 1; 0: not

@@ -223,8 +223,8 @@ def stage_profile_rows(profile: StageProfile) -> list[dict[str, int | float | st
     """
     every_point = [
         point
-        for each in (profile, *profile.chunks)
-        for points in each.points.values()
+        for part in (profile, *profile.chunks)
+        for points in part.points.values()
         for point in points
     ]
     with_waiting = any(point.rank_waiting_s for point in every_point)

@@ -74,7 +74,7 @@ def _show(planner: PlannerClient, arguments: argparse.Namespace) -> Shown:
     timetable = asked(planner, job, lambda: planner.get_timetable(job))
     document = {
         **encode(view),
-        "stragglers": [encode(each) for each in stragglers],
+        "stragglers": [encode(straggler) for straggler in stragglers],
         "timetable": encode(timetable),
     }
     return _job_as_text(view, stragglers, timetable), document
@@ -240,7 +240,7 @@ def _straggler(planner: PlannerClient, arguments: argparse.Namespace) -> Shown:
     elif rank is not None or arguments.start or arguments.until:
         raise CommandError("give RANK and SLOWDOWN to announce, or RANK --withdraw")
     stragglers = asked(planner, job, lambda: planner.list_stragglers(job))
-    return _stragglers_as_text(stragglers), [encode(each) for each in stragglers]
+    return _stragglers_as_text(stragglers), [encode(straggler) for straggler in stragglers]
 
 
 def _configure_timetable(parser: argparse.ArgumentParser) -> None:

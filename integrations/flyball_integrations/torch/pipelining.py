@@ -308,8 +308,8 @@ def _open_ends(
 
 def _coupling_of(schedule: PipelineSchedule) -> Coupling:
     """Return where data-parallel ranks meet: torch averages gradients once a step."""
-    modules = (each for stage in stages_of(schedule) for each in stage.submod.modules())
-    return "instruction" if any(isinstance(each, FSDPModule) for each in modules) else "step"
+    modules = (module for stage in stages_of(schedule) for module in stage.submod.modules())
+    return "instruction" if any(isinstance(module, FSDPModule) for module in modules) else "step"
 
 
 def _patch_schedule(

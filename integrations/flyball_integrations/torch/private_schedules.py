@@ -122,7 +122,7 @@ def stages_of(schedule: PipelineSchedule) -> tuple[PipelineStage, ...]:
 
 
 def root_mesh_of(mesh: DeviceMesh) -> DeviceMesh:
-    """Return the mesh that this one is a part of; itself where torch does not say."""
+    """Return the mesh that this mesh is a part of; itself where torch does not say."""
     found = getattr(mesh, "_get_root_mesh", None)
     return mesh if found is None else cast("DeviceMesh", found())
 

@@ -203,7 +203,7 @@ class StepPower:
 
     #: Target of the measured steps, as planned.
     target: str
-    #: A step's deadline over the one that follows from the plan.
+    #: A step's deadline over that which follows from the plan.
     factor: float = 1.0
     #: Ratio of deadlines to times at the highest clocks before the newest change, and mean power
     #: over the target with it; None: no change yet.
@@ -496,7 +496,7 @@ class JobLoopState(Record):
         return None if attempt is None or attempt.problem is not None else attempt.version
 
     def with_attempt(self, attempt: Attempt) -> JobLoopState:
-        """Return the findings with this attempt in place of an earlier one of its digest."""
+        """Return the findings with this attempt in place of an earlier attempt of its digest."""
         others = [kept for kept in self.attempts if kept.digest != attempt.digest]
         return self.evolve(attempts=(*others, attempt)[-MAX_ATTEMPTS:])
 

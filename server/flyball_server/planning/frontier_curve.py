@@ -42,7 +42,7 @@ MAX_MIX_ERROR = 5e-4
 NUM_FIRST, FIRST_BEND = 20, 1.5
 # Plans are annealed at once up to this many instructions in all, which bounds the memory.
 INSTRUCTIONS_AT_ONCE = 20_000
-ROUNDS = 4  # of filling up after plans that another one beats were dropped
+ROUNDS = 4  # of filling up after plans that another beats were dropped
 
 
 PlanT = TypeVar("PlanT", DeadlinePlan, FrontierPoint)
@@ -79,7 +79,7 @@ def sweep_frontier(
 
 
 def undominated(plans: Iterable[PlanT]) -> list[PlanT]:
-    """Return the plans that no other one beats in both time and energy, in rising time."""
+    """Return the plans that no other beats in both time and energy, in rising time."""
     kept: list[PlanT] = []
     for plan in sorted(plans, key=lambda plan: (plan.iteration_time_s, plan.energy_j)):
         if not kept or plan.energy_j < kept[-1].energy_j:

@@ -44,7 +44,7 @@ class ScheduleChoice:
         choice: its clocks.
         target: the target that its plan meets, as an option; a deadline is that of 1F1B.
         is_final: false: orders were compared with the reserve that was chosen for 1F1B; the
-            order's own plan is another one.
+            order's own plan is another.
     """
 
     name: str

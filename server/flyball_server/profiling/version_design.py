@@ -82,16 +82,18 @@ def probe_plan(
     """
     classes = [
         np.array(
-            [each.points.classes.index(InstructionClass(kind, chunk)) for kind, _, chunk in of]
+            [finding.points.classes.index(InstructionClass(kind, chunk)) for kind, _, chunk in of]
         )
-        for each, of in zip(findings, setup.schedule.stages, strict=True)
+        for finding, of in zip(findings, setup.schedule.stages, strict=True)
     ]
     ends = np.cumsum([len(of_stage) for of_stage in classes])[:-1]
     per_stage = list(zip(findings, classes, strict=True))
     pipeline = NoisyPipeline(
         array_dag(step_dag(setup.schedule)),
-        np.concatenate([each.times.mean_s[each.points.highest()][of] for each, of in per_stage]),
-        np.concatenate([each.times.scatter[of] for each, of in per_stage]),
+        np.concatenate(
+            [finding.times.mean_s[finding.points.highest()][of] for finding, of in per_stage]
+        ),
+        np.concatenate([finding.times.scatter[of] for finding, of in per_stage]),
         baseline,
     )
     longest_s = (1 + setup.slowdown_cap - margin) * baseline.iteration_time_s
@@ -102,8 +104,8 @@ def probe_plan(
         slower_s = [
             np.zeros(len(of))
             if arm is None
-            else np.where(of == arm.class_index, each.time_bound_s(*arm), 0.0)
-            for arm, (each, of) in zip(in_turn, per_stage, strict=True)
+            else np.where(of == arm.class_index, finding.time_bound_s(*arm), 0.0)
+            for arm, (finding, of) in zip(in_turn, per_stage, strict=True)
         ]
         is_slow, step_s = pipeline.slowed(np.concatenate(slower_s), longest_s)
         predicted_s = max(predicted_s, step_s)

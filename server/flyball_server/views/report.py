@@ -11,7 +11,6 @@ from flyball_server.jobs.measurements.step_reading import predicted_iteration, r
 from flyball_server.jobs.registry.inspection import (
     JobSummary,
     gpu_notes,
-    require_job,
     shape_notes,
     summarise,
 )
@@ -32,7 +31,7 @@ def get_report(services: JobServices, job_id: str) -> JobReport:
         UnknownJobError: the job does not exist.
     """
     with services.store.reading() as reader:
-        summary = summarise(reader, require_job(reader, job_id))
+        summary = summarise(reader, reader.require_job(job_id))
         job = summary.job
         loop_state = reader.find_loop_state(job_id)
         fold = read_fold(reader, job)

@@ -22,7 +22,6 @@ from flyball_server.jobs.job_state import OVER, UNPROFILED, JobInput
 from flyball_server.jobs.loop_state import ChangedConditions, JobLoopState
 from flyball_server.jobs.probing import probe_plans
 from flyball_server.jobs.records import JobRecord, RankRecord
-from flyball_server.jobs.registry.inspection import require_job
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.jobs.versions.plan_versions import add_version
@@ -68,7 +67,7 @@ class ConditionsReconciler:
         if wait_s > 0:
             return wait_s
         with services.store.reading() as reader:
-            found = _read(reader, require_job(reader, job_id))
+            found = _read(reader, reader.require_job(job_id))
         if found.job.state in OVER:
             self._read_s.pop(job_id, None)
             return None
@@ -153,7 +152,7 @@ def _plan_from_kept(services: JobServices, found: _Found) -> bool:
     """
     job_id = found.job.job_id
     with services.store.writing(job_id) as writer:
-        job = require_job(writer, job_id)
+        job = writer.require_job(job_id)
         if job.start_id != found.job.start_id:
             return False
         kept = [
@@ -202,11 +201,11 @@ def _note_probed(services: JobServices, found: _Found) -> None:
 def _break_off(services: JobServices, before: JobRecord, changed: ChangedConditions) -> None:
     """End an online profiling whose GPUs have changed; the job returns to its highest clocks."""
     with services.store.writing(before.job_id) as writer:
-        job = require_job(writer, before.job_id)
+        job = writer.require_job(before.job_id)
         plans = probe_plans(writer, job.job_id)
         if job.start_id != before.start_id or job.state != JobState.PROFILING or not plans:
             return
-        # The first one runs entirely at the highest clocks.
+        # The first version runs entirely at the highest clocks.
         add_version(services, writer, job.job_id, plans[0].plan)
         findings = writer.find_loop_state(job.job_id)
         writer.save_loop_state(findings.evolve(changed=changed, profiling=None))
@@ -218,7 +217,7 @@ def _break_off(services: JobServices, before: JobRecord, changed: ChangedConditi
 def _measure_again(services: JobServices, before: JobRecord) -> None:
     """Begin the online profiling of a job anew; the replaced profile is kept."""
     with services.store.writing(before.job_id) as writer:
-        job = require_job(writer, before.job_id)
+        job = writer.require_job(before.job_id)
         findings = writer.find_loop_state(job.job_id)
         if job.start_id != before.start_id or findings.changed is None:
             return

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 from flyball_server.jobs.errors import InvalidFieldError
 from flyball_server.jobs.loop_state import AnnouncedSlowdown, JobLoopState
-from flyball_server.jobs.registry.inspection import require_job, require_rank
+from flyball_server.jobs.registry.inspection import require_rank
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.wanted.timetable import parse_moment
 from flyball_wire.closed_loop import (
@@ -42,7 +42,7 @@ def announce_straggler(
         until_unix_s=until_unix_s,
     )
     if until_unix_s is not None and until_unix_s <= now_unix_s:
-        raise InvalidFieldError("until_time", "is over; leave it out, or give a later one")
+        raise InvalidFieldError("until_time", "is over; leave it out, or give a later time")
     with services.store.writing(job_id) as writer:
         require_rank(writer, job_id, sent.rank)
         loop_state = writer.find_loop_state(job_id)
@@ -81,7 +81,7 @@ def list_stragglers(services: JobServices, job_id: str) -> tuple[Straggler, ...]
         UnknownJobError: the job does not exist.
     """
     with services.store.reading() as reader:
-        require_job(reader, job_id)
+        reader.require_job(job_id)
         loop_state = reader.find_loop_state(job_id)
     return current_stragglers(loop_state, services.now().timestamp())
 

@@ -21,7 +21,6 @@ from flyball_server.jobs.findings.step_ratios import (
 from flyball_server.jobs.job_state import OVER
 from flyball_server.jobs.loop_state import JobLoopState, WorkModel
 from flyball_server.jobs.records import JobRecord, RankRecord
-from flyball_server.jobs.registry.inspection import require_job, require_plan
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.kit.lru import Lru
@@ -90,7 +89,7 @@ class DetectionWindow:
             reach = min(2 * reach, _FAR_STEPS)
 
     def begin_detection(self, pause_steps: int) -> bool:
-        """Begin a detection if so many steps have run since the newest one; return whether."""
+        """Begin a detection if so many steps have run since the newest step; return whether."""
         if self.newest_step - self.detected_at_step < pause_steps:
             return False
         self.detected_at_step = self.newest_step
@@ -143,7 +142,7 @@ class DetectionWindow:
         """
         if self._times_s is None:
             profile = reader.find_profile(self.job_id)
-            plan = require_plan(reader, self.job_id, self.version).plan
+            plan = reader.require_plan(self.job_id, self.version).plan
             if profile is None or plan.is_probe:
                 return {}
             if has_step_plans:
@@ -221,7 +220,7 @@ def measured_slowdowns(
 
 
 def _is_watched(reader: JobReader, seen: DetectionWindow) -> bool:
-    plan = require_plan(reader, seen.job_id, seen.version)
+    plan = reader.require_plan(seen.job_id, seen.version)
     return plan.purpose in {Purpose.PLAN, Purpose.RAISE}
 
 
@@ -254,7 +253,7 @@ class StragglerReconciler:
         """Store the slowdowns that the newest steps show."""
         now_unix_s = services.now().timestamp()
         with services.store.reading() as reader:
-            job = require_job(reader, job_id)
+            job = reader.require_job(job_id)
             if job.state in OVER:
                 return
             loop_state = reader.find_loop_state(job_id)

@@ -71,12 +71,14 @@ def summary_condition(services: JobServices, summary: JobSummary) -> JobConditio
 
 
 def _slow(loop_state: JobLoopState, now: datetime) -> JobCondition | None:
-    slowed = [each for each in slowdowns_at(loop_state, now.timestamp()) if each.slowdown > 1]
+    slowed = [
+        slowdown for slowdown in slowdowns_at(loop_state, now.timestamp()) if slowdown.slowdown > 1
+    ]
     if not slowed:
         return None
     # An announced one needs nobody to look at it.
-    detected = {each.rank for each in loop_state.detected}
-    found = [each for each in slowed if each.rank in detected]
+    detected = {slowdown.rank for slowdown in loop_state.detected}
+    found = [slowdown for slowdown in slowed if slowdown.rank in detected]
     worst = max(found, key=lambda each: each.slowdown, default=None)
     if worst is None:
         return JobCondition(name=ConditionName.SLOW_GPU)
@@ -85,7 +87,7 @@ def _slow(loop_state: JobLoopState, now: datetime) -> JobCondition | None:
         f" {_CAUSES[worst.reason]}"
     )
     if len(found) > 1:
-        text = f"{ranks_text([each.rank for each in found])} are slow; {text}"
+        text = f"{ranks_text([slowdown.rank for slowdown in found])} are slow; {text}"
     return JobCondition(name=ConditionName.SLOW_GPU, action=text)
 
 

@@ -15,11 +15,7 @@ from flyball_server.jobs.errors import (
     UnknownPlanError,
 )
 from flyball_server.jobs.records import PlanRecord
-from flyball_server.jobs.registry.inspection import (
-    newest_version,
-    require_job,
-    require_plan,
-)
+from flyball_server.jobs.registry.inspection import newest_version
 from flyball_server.jobs.registry.rank_batch import RankBatch
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.sql.job_reader import JobReader
@@ -105,7 +101,7 @@ def list_versions(services: JobServices, job_id: str) -> tuple[PlanVersion, ...]
         UnknownJobError: the job does not exist.
     """
     with services.store.reading() as reader:
-        require_job(reader, job_id)
+        reader.require_job(job_id)
         return reader.list_versions(job_id)
 
 
@@ -192,7 +188,7 @@ def _settle(services: JobServices, writer: JobWriter, job_id: str, version: int)
         return False
     versions = writer.list_versions(job_id)
     found = version_of(versions, job_id, version)
-    plan = require_plan(writer, job_id, version)
+    plan = writer.require_plan(job_id, version)
     first_step = _earliest_first_step(writer, plan)
     if found.first_step is None:
         if _is_overtaken(version, versions):
@@ -210,7 +206,7 @@ def _settle(services: JobServices, writer: JobWriter, job_id: str, version: int)
 
 def _is_held_by_all(reader: JobReader, job_id: str, version: int) -> bool:
     """Return whether just this version was the last that each rank acknowledged."""
-    num_ranks = require_job(reader, job_id).spec.num_expected_ranks
+    num_ranks = reader.require_job(job_id).spec.num_expected_ranks
     return reader.count_ranks_holding(job_id, version) == num_ranks
 
 

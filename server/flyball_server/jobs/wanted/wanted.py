@@ -37,7 +37,7 @@ class Wanted:
     inputs: PlanningInputs = field(default_factory=PlanningInputs)
     #: Request of the plan; None: there is no profile, or `problem` says why there is none.
     plan: PlanToSolve | None = None
-    #: True if the nearest target is planned for where this one cannot be met.
+    #: True if the nearest target is planned for where this target cannot be met.
     may_miss: bool = False
     #: Field and message of a request that cannot be made from these facts.
     problem: tuple[str, str] | None = None

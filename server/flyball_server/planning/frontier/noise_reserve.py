@@ -116,7 +116,7 @@ def mean_time_s(model: PipelineModel, durations_s: FloatArray, noise: FloatArray
         noise: standard deviation of each node's time, as a share of it; shape (num_nodes,).
     """
     dag, own_variance = model.dag, (noise * durations_s) ** 2
-    mean_s = np.full(dag.num_nodes + 1, dag.tail_s)  # the last one stands for NONE
+    mean_s = np.full(dag.num_nodes + 1, dag.tail_s)  # the last value stands for NONE
     variance = np.zeros(dag.num_nodes + 1)
     for nodes, before, source in dag.levels:
         spread = np.where(before == source, 0.0, variance[before] + variance[source])

@@ -67,7 +67,7 @@ class RoundedPlans:
         return RoundedPlans(event_s=self.event_s[plans], cost_j=self.cost_j[plans])
 
     def or_better(self, others: RoundedPlans) -> RoundedPlans:
-        """Return each plan, or the other one in its place that costs less."""
+        """Return each plan, or the other plan in its place that costs less."""
         is_better = others.cost_j < self.cost_j
         return RoundedPlans(
             event_s=np.where(is_better[:, None], others.event_s, self.event_s),

@@ -78,7 +78,7 @@ class InstructionRows:
         self._first_choice = _begins(clocked.clock_of_choice)[group, None]
         self.table = _begins(clocked.times_s)[group, None]
         ends = np.cumsum([len(instructions) for instructions, _, _ in levels])
-        row_or_none = np.append(self.row_of, len(self.row_of))  # the last one stands for NONE
+        row_or_none = np.append(self.row_of, len(self.row_of))  # the last value stands for NONE
         self.levels = [
             Level(
                 rows=slice(int(end) - len(instructions), int(end)),
@@ -111,7 +111,7 @@ class InstructionRows:
     def before(self, num: int) -> IndexArray:
         """Return the rows of the `num` instructions before each one, the farthest first.
 
-        Before a stage's first instruction is its last one; shape (num, num_rows).
+        Before a stage's first instruction is its last; shape (num, num_rows).
         """
         rows = [self.previous]
         while len(rows) < num:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from flyball_pipeline.dag import nodes_in_order
 from flyball_profiles.stage_profile import OperatingPoint
 from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
 
@@ -18,7 +17,7 @@ def with_fewest_changes(model: PipelineModel, assignment: Assignment) -> Assignm
     if model.schedule.is_periodic or not any(points[0].held_by for points in model.points):
         return assignment
     choices = list(assignment)
-    for nodes in nodes_in_order(model.schedule, model.dag):
+    for nodes in model.dag.nodes_of(model.schedule):
         for place, node in enumerate(nodes):
             points = model.points[node]
             if not points[choices[node]].held_by:

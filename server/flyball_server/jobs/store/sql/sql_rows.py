@@ -289,7 +289,7 @@ def job_values(job: JobRecord) -> dict[str, Any]:
     return values
 
 
-# Plans written or read last, by their text, since all ranks of a job request the same one. One of
+# Plans written or read last, by their text, since all ranks of a job request the same plan. One of
 # 64 stages x 256 microbatches takes a third of a second to read, and some 10 MB.
 _PLANS = Lru[str, Plan](8)
 
