@@ -166,7 +166,9 @@ def compare_and_report(training: EmulatedTraining, address: str) -> dict[str, An
 
     try:
         wait_until(lambda: is_in_state(ComparisonState.RUNNING))
-        training.train_until(lambda: is_in_state(ComparisonState.DONE), max_steps=MAX_COMPARING_STEPS)
+        training.train_until(
+            lambda: is_in_state(ComparisonState.DONE), max_steps=MAX_COMPARING_STEPS
+        )
         out, errors = asking.communicate(timeout=PATIENCE_S)
     finally:
         asking.kill()
