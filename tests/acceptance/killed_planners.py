@@ -28,7 +28,7 @@ from flyball_wire.plan_options import TargetChange
 
 JOB, NUM_RANKS, BLOCKING_POWER_W = "trained", 4, 83.64
 # Before each step: what it takes is processor time.
-PAUSE_S = 0.05
+PAUSE_S = 0.1
 SLOWER = TargetChange(target="slowdown:0.1")
 STAGES = load_example_profile().select_stages(tuple(range(NUM_RANKS)))
 PROFILE = write_stage_profile(STAGES)
@@ -65,16 +65,17 @@ class Planner:
 
     def start(self) -> None:
         """It answers when this returns."""
+        environment = serve_environment(FLYBALL_PLANNING_PROCESSES="0")
         self._process = (
             subprocess.Popen(
                 (*self._before, *SERVE, *self._command),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
-                env=serve_environment(),
+                env=environment,
             )
             if self._before
-            else ForkedCommand(self._command, serve_environment())
+            else ForkedCommand(self._command, environment)
         )
         assert self._process.stdout is not None
         line = self._process.stdout.readline()

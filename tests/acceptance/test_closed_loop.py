@@ -28,6 +28,7 @@ from tests.planner.live import (
     serve_environment,
     serve_process,
 )
+from tests.planner.patience import wait_until
 from tests.planner.ports import free_port
 
 from flyball_profiles.examples import load_example_profile
@@ -35,18 +36,18 @@ from flyball_profiles.stage_profile import StageProfile
 from flyball_server.planning.model.pipeline_model import Assignment
 from flyball_server.planning.model.simulator import simulate
 from flyball_server.planning.planner import PlanRequest, make_plan, model_of_request
-from flyball_wire.closed_loop import StragglerAnnouncement
+from flyball_wire.closed_loop import ComparisonState, StragglerAnnouncement
 from flyball_wire.messages import Adaptation, JobRegistration, Profiling
 from flyball_wire.plan_options import PlanOptions
 
 JOB = "loop"
-NUM_STAGES, NUM_MICROBATCHES = 4, 48
+NUM_STAGES, NUM_MICROBATCHES = 3, 32
 BLOCKING_POWER_W = 83.64
 SLOW_RANK, SLOWDOWN = 1, 1.25
 NOISE = 0.02
 # A mean of some noisy steps against another, or against what is predicted without noise.
 NOISY_TIME = 0.015
-STEPS_EACH = 6
+STEPS_EACH = 4
 NUM_PAIRS = 12
 # Some 200 steps, and a few more for each version that a busy machine hands over late.
 MAX_PROFILING_STEPS, MAX_STEPS, MAX_COMPARING_STEPS = 220, 280, 120
@@ -129,9 +130,8 @@ def let_a_straggler_come_and_go(training: EmulatedTraining) -> int:
     training.gpus[SLOW_RANK].set_slowdown(SLOWDOWN)
     left_alone = training.train(STEPS_EACH)
     training.planner.post_straggler(JOB, StragglerAnnouncement(rank=SLOW_RANK, slowdown=SLOWDOWN))
-    training.train_until_newest_in_force(
-        lambda: training.predicted_time_s() > usual_s * (1 + SLOWDOWN) / 2
-    )
+    wait_until(lambda: training.predicted_time_s() > usual_s * (1 + SLOWDOWN) / 2)
+    training.train_until_newest_in_force()
     planned_for = training.train(STEPS_EACH)
     assert mean_time_s(planned_for) == pytest.approx(training.predicted_time_s(), rel=NOISY_TIME)
     assert mean_time_s(planned_for) <= mean_time_s(left_alone) * (1 + NOISY_TIME)
@@ -159,8 +159,16 @@ def compare_and_report(training: EmulatedTraining, address: str) -> dict[str, An
         text=True,
         env=serve_environment(),
     )
+
+    def is_in_state(state: ComparisonState) -> bool:
+        assert asking.poll() in {None, 0}, asking.communicate()
+        return training.planner.get_comparison(JOB).state == state
+
     try:
-        training.train_until(lambda: asking.poll() is not None, max_steps=MAX_COMPARING_STEPS)
+        wait_until(lambda: is_in_state(ComparisonState.RUNNING))
+        training.train_until(
+            lambda: is_in_state(ComparisonState.DONE), max_steps=MAX_COMPARING_STEPS
+        )
         out, errors = asking.communicate(timeout=PATIENCE_S)
     finally:
         asking.kill()
@@ -203,14 +211,14 @@ def test_a_job_without_a_profile_ends_on_the_frontier_and_its_report_is_right(
     orders = one_forward_one_backward(NUM_STAGES, NUM_MICROBATCHES)
     arguments = ("--port", str(port))
     with (
-        serve_process(database, *arguments) as first,
+        serve_process(database, *arguments, environment=serve_environment()) as first,
         emulated_training(
             address, JOB, profile, orders, blocking_power_w=BLOCKING_POWER_W, noise=NOISE
         ) as training,
     ):
         training.planner.put_job(JOB, registration())
         kill_while_it_probes(training, first)
-        with serve_process(database, *arguments) as second:
+        with serve_process(database, *arguments, environment=serve_environment()) as second:
             end_on_the_frontier(training, profile)
             let_a_straggler_come_and_go(training)
             check_report(training, compare_and_report(training, address))

@@ -35,8 +35,8 @@ from flyball_client.api.errors import PlannerError
 from flyball_wire import routes
 
 NUM_REGISTRATION_KILLS = 2
-# So many that a planning takes a second and more.
-MANY_MICROBATCHES = 96
+# So many that a planning takes a second.
+MANY_MICROBATCHES = 48
 
 
 @pytest.fixture

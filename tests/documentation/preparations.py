@@ -23,7 +23,7 @@ from flyball_wire.messages import JobRegistration
 NUM_STAGES, NUM_MICROBATCHES = 8, 12
 NOISE = 0.02
 # Between two steps, which take no time but the machine's, as long as nobody waits for them.
-_PAUSE_S = 0.3
+_PAUSE_S = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +90,7 @@ def put_jobs(
         num_microbatches=NUM_MICROBATCHES,
         gpu="a100",
         transition_ms=0.0,  # as its emulated GPUs change their clocks
+        effort="low",
         emulated=True,
     )
     with PlannerClient(url, token=token) as planner:
@@ -121,8 +122,10 @@ def training(
         ranks.train_until_in_force(1, max_steps=400)
 
         def pause_s() -> float:
-            is_waited_for = ranks.planner.get_comparison(job).state == "running"
-            return 0.0 if is_waited_for else _PAUSE_S
+            known = ranks.planner.get_job(job)
+            is_on_its_way = known.active_version != known.newest_version
+            is_compared = ranks.planner.get_comparison(job).state == "running"
+            return 0.0 if is_on_its_way or is_compared else _PAUSE_S
 
         with BackgroundTraining(ranks, pause_s):
             yield

@@ -33,6 +33,9 @@ _MAKES_VENV = "python3 -m venv .venv"
 _PIP = {"PIP_NO_DEPS": "1", "PIP_NO_INDEX": "1", "PIP_NO_BUILD_ISOLATION": "0"}
 # Hosts of the pages; here all of them are this machine, and the port is a free one.
 _ADDRESS = re.compile(r"\b(?:127\.0\.0\.1|localhost|planner|node-1):7787\b")
+# Figures of a comparison vary from run to run, so that fewer pairs show as much.
+_PAIRS = re.compile(r"--compare \d+")
+_FEW_PAIRS = "--compare 4"
 _LISTENING = re.compile(r"listening on https?://127\.0\.0\.1:(\d+)")
 # torchrun's place to meet is a free port, as several runs may train on this machine.
 _TORCHRUN = {
@@ -213,7 +216,8 @@ class Terminal:
         return text if self.port is None else text.replace(f":{self.port}", ":7787")
 
     def as_here(self, command: str) -> str:
-        """With this machine's addresses in the place of the page's, and the names made here."""
+        """With this machine's addresses, the names made here, and few pairs of steps."""
+        command = _PAIRS.sub(_FEW_PAIRS, command)
         if self.port is not None:
             command = _ADDRESS.sub(f"127.0.0.1:{self.port}", command)
         for on_the_page, here in self.names.items():
@@ -289,7 +293,10 @@ def _lend_packages(environment: Path) -> None:
 
 
 def _environment(home: Path, *, is_bare: bool, installs: bool) -> dict[str, str]:
-    """Of a user who has set nothing of Flyball's; a planner without a port takes a free one."""
+    """Of a user who has set nothing of Flyball's.
+
+    A planner without a port takes a free one, and plans without processes of its own.
+    """
     installed = Path(sys.executable).parent
     kept = {
         name: value
@@ -309,6 +316,7 @@ def _environment(home: Path, *, is_bare: bool, installs: bool) -> dict[str, str]
             "PATH": path,
             "XDG_RUNTIME_DIR": str(home),
             "FLYBALL_PORT": "0",
+            "FLYBALL_PLANNING_PROCESSES": "0",
             "NO_PROXY": "127.0.0.1,localhost",
             "LC_ALL": "C.UTF-8",
             # As wide as what the pages show, whatever runs the tests.

@@ -178,7 +178,7 @@ def test_a_planner_that_ends_while_it_solves_leaves_no_process_and_the_job_to_be
     tmp_path: Path, ending: signal.Signals
 ) -> None:
     database = tmp_path / "planner.sqlite"
-    with serve_process(database) as served:
+    with serve_process(database, environment=serve_environment()) as served:
         calling = threading.Thread(target=put_endless_job, args=(served,))
         calling.start()
         with httpx.Client(base_url=served.http.base_url, timeout=PATIENCE_S) as http:

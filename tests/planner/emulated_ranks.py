@@ -78,6 +78,7 @@ class EmulatedTraining:
         tail_s, hops_s: times beside the instructions, as of `run_step`.
         work: draws a microbatch's work; None: all are as profiled.
         work_of_step: work of a step by its number, in place of `work`.
+        _ends: version of a probe plan -> the step after its cycle.
     """
 
     job_id: str
@@ -90,6 +91,7 @@ class EmulatedTraining:
     work: Callable[[], float] | None = None
     work_of_step: Callable[[int], Work] | None = None
     steps: list[TrainedStep] = field(default_factory=list[TrainedStep])
+    _ends: dict[int, int] = field(default_factory=dict[int, int])
 
     def train(self, num_steps: int) -> list[TrainedStep]:
         """Train so many steps."""
@@ -208,11 +210,13 @@ class EmulatedTraining:
             time.sleep(ON_ITS_WAY_S)  # it is away, and training goes on
 
     def _await_next_move(self, version: int) -> None:
-        plan = self.planner.get_plan(self.job_id, version)
-        if plan.plan["policy"] != "probe" or plan.first_step is None:
-            return
-        num_steps = max(len(plan.plan["cycle"]), FEWEST_STEPS)
-        if len(self.steps) >= plan.first_step + num_steps:
+        if version not in self._ends:
+            plan = self.planner.get_plan(self.job_id, version)
+            if plan.plan["policy"] != "probe" or plan.first_step is None:
+                return
+            num_steps = max(len(plan.plan["cycle"]), FEWEST_STEPS)
+            self._ends[version] = plan.first_step + num_steps
+        if len(self.steps) >= self._ends[version]:
             # Where steps of the cycle could not be used, it wants more of them.
             deadline_s, has_step = time.monotonic() + LACKING_S, False
             while time.monotonic() < deadline_s and not self._has_moved(version):

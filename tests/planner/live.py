@@ -219,12 +219,13 @@ def serve_process(
 ) -> Iterator[ServeProcess]:
     """`flyball serve --port 0` on this SQLite file or address, killed at the end.
 
-    `flyball` starts one from nothing; without it, it is forked.
+    `flyball` starts one from nothing; without it, it is forked. By default it plans in its threads,
+    since a planning process would load the planner once more.
     """
     scheme = "http://" if verify is None else "https://"
     url = database if isinstance(database, str) else f"sqlite:///{database}"
     command = ("serve", "--port", "0", "--database", url, *arguments)
-    environment = serve_environment() if environment is None else environment
+    environment = environment or serve_environment(FLYBALL_PLANNING_PROCESSES="0")
     process = (
         ForkedCommand(command, environment)
         if flyball is None
