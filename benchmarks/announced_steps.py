@@ -22,6 +22,7 @@ from announced_cases import BLOCKING_POWER_W, CASES, NUM_STEPS, WAYS, Case
 from benchmark_report import Interval, Report, at_least, at_most, run_benchmark, show_progress
 from flyball_lab.demo.options import child_environment
 from flyball_pipeline.instruction import Instruction, InstructionKind, equal_stages
+from flyball_pipeline.schedule import one_chunk_each
 from flyball_pipeline.schedules.inputs import ScheduleInputs
 from flyball_pipeline.schedules.table import make_schedule
 from flyball_profiles.stage_profile import StageProfile
@@ -238,6 +239,7 @@ def _recorded(case: Case, number: int) -> list[RecordedStep]:
             RecordedPipeline(
                 dp_rank=pipeline,
                 stages=tuple(tuple(timed(pipeline, each) for each in stage) for stage in stages),
+                virtual_stages=one_chunk_each(len(stages)),
                 source=case.text,
             )
             for pipeline in range(case.num_pipelines)

@@ -15,7 +15,6 @@ from flyball_server.jobs.lifecycle.job_life import LifeTimes
 from flyball_server.jobs.measurements.pruning import prune_some
 from flyball_server.jobs.measurements.step_reading import place_of_post
 from flyball_server.jobs.records import JobRecord, RankRecord
-from flyball_server.jobs.registry.inspection import require_job
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.step_records import StepRecord
 from flyball_server.jobs.store.contract import JobStore
@@ -70,7 +69,7 @@ def measure(arguments: argparse.Namespace) -> Report:
 def _measured(store: JobStore, file: Path, arguments: argparse.Namespace) -> Growth:
     _put_job(store, arguments)
     with store.writing("job") as writer:
-        place_of_post(writer, require_job(writer, "job"), ())
+        place_of_post(writer, writer.require_job("job"), ())
     empty = _bytes_in_use(file)
     for step in range(arguments.steps):
         with store.writing("job") as writer:

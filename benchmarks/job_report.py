@@ -28,7 +28,6 @@ from flyball_server.jobs.measurements import measurements
 from flyball_server.jobs.measurements.measurements import RankPost, store_together
 from flyball_server.jobs.measurements.step_reading import add_steps, new_fold, read_settled
 from flyball_server.jobs.records import JobRecord, PlanRecord, RankRecord
-from flyball_server.jobs.registry.inspection import require_job
 from flyball_server.jobs.savings.savings import savings_of
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.step_records import StepRecord
@@ -205,7 +204,7 @@ def _step(job_id: str, rank: int, step: int, num_steps: int) -> StepRecord:
 
 def _report_from_all_steps(store: JobStore) -> None:
     with store.reading() as reader:
-        job = require_job(reader, "job")
+        job = reader.require_job("job")
         fold = new_fold(job)
         add_steps(reader, job.job_id, fold, read_settled(reader, job, fold))
     savings_of(fold)

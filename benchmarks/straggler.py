@@ -11,8 +11,8 @@ from benchmark_report import Limit, Report, at_most, run_benchmark, show_progres
 from flyball_profiles.stage_profile import StageProfile
 from flyball_profiles.stage_profile_csv import read_stage_profile
 from flyball_server.planning.documents.recorded_plan import model_of_plan
-from flyball_server.planning.model.joint_model import simulate_jointly
 from flyball_server.planning.model.pipeline_model import PipelineModel
+from flyball_server.planning.model.simulator import simulate_jointly
 from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_server.planning.stragglers.slowed_pipelines import SlowedRequest, make_slowed_plan
 from flyball_wire.plan_options import Effort, PlanOptions

@@ -1,7 +1,7 @@
 """Rounding of durations to clocks, where clock changes may take time, and a bound of the end.
 
 A clock is requested when the instruction before it on its stage ends, and takes effect later: a
-higher clock at most `up_s` after the request, a lower one at least `down_s`. Let an instruction
+higher clock at most `up_s` after the request, a lower clock at least `down_s`. Let an instruction
 begin at s, its higher clock be requested at r, and let it take t at its clock and t0 at the slowest
 one that may still be in force:
 
@@ -27,7 +27,7 @@ from flyball_pipeline.step_paths import StepPaths
 
 # Sums and quotients of times in another order.
 _ROUNDING = 1 + 1e-12
-# A clock that is this much too slow may fit where the one before it is in force for a while.
+# A clock that is this much too slow may fit where the clock before it is in force for a while.
 _FASTER_AT_FIRST = 1.1
 
 
@@ -71,7 +71,7 @@ class InForce:
         self._delays = delays
         #: Clock that was requested last, by its number.
         self.number = number
-        #: Slowest clock that may be in force until `effect_s`, the latest effect of a higher one.
+        #: Slowest clock that may be in force until `effect_s`, the latest effect of a higher clock.
         self.slowest = number
         self.effect_s = -math.inf
         #: Least time since the last change up was requested, s.
@@ -323,7 +323,7 @@ class _LateRounding:
         return choices, ends_s
 
     def _leaves_time(self, place: int, number: int, end_s: float) -> bool:
-        """Return whether the next place of the stage ends in time if this one has this clock."""
+        """Return whether the next place of the stage ends in time if this place has this clock."""
         paths, after = self._paths, self._paths.next_of_stage[place]
         if after == paths.num_places:
             return True

@@ -1,6 +1,6 @@
 """The dependency DAG of a schedule: what each instruction waits for.
 
-Along a stage every instruction waits for the one before it. Between virtual stages
+Along a stage every instruction waits for that before it. Between virtual stages
 `forward(v, m) -> forward(v+1, m)` and `backward(v+1, m) -> backward(v, m)`; on the last one
 `forward -> backward`; `backward_input -> backward_weight`. So each instruction has at most two
 predecessors: one in its stage's order, and one that makes its input. (Whatever else it needs of
@@ -95,8 +95,17 @@ class DependencyDag:
         number = {key: index for index, key in enumerate(dict.fromkeys(keys))}
         return tuple(number), tuple(map(number.__getitem__, keys))
 
+    def nodes_of(self, schedule: Schedule) -> list[list[int]]:
+        """Return, per stage of its schedule, the node of each instruction, in their order."""
+        nodes = zip(self.stage, self.instruction, strict=True)
+        number = {node: index for index, node in enumerate(nodes)}
+        return [
+            [number[stage, schedule.node_of(instruction)] for instruction in instructions]
+            for stage, instructions in enumerate(schedule.stages)
+        ]
+
     def predecessors(self, node: int) -> tuple[int, ...]:
-        """Return the nodes that must finish before this one starts."""
+        """Return the nodes that must finish before this node starts."""
         both = (self.order_predecessor[node], self.data_predecessor[node])
         return tuple(node for node in both if node != NONE)
 
@@ -147,17 +156,6 @@ def _dag_of(schedule: Schedule, of_stages: Sequence[Iterable[Instruction]]) -> D
     )
 
 
-def nodes_in_order(schedule: Schedule, dag: DependencyDag) -> list[list[int]]:
-    """Per stage, the node of each of its instructions, in the order of execution."""
-    number = {
-        node: index for index, node in enumerate(zip(dag.stage, dag.instruction, strict=True))
-    }
-    return [
-        [number[stage, schedule.node_of(instruction)] for instruction in instructions]
-        for stage, instructions in enumerate(schedule.stages)
-    ]
-
-
 _Node = tuple[int, Instruction]  # with its stage
 _BACKWARDS = (InstructionKind.BACKWARD, InstructionKind.BACKWARD_INPUT)
 
@@ -167,7 +165,7 @@ def _data_predecessors(nodes: list[_Node], schedule: Schedule) -> list[int]:
         node: index for index, node in enumerate(nodes)
     }
     alike = {(stage, kind, chunk) for stage, (kind, _, chunk) in nodes}
-    sources = {one: _sources(one, schedule.virtual_stages) for one in alike}
+    sources = {group: _sources(group, schedule.virtual_stages) for group in alike}
     data_predecessor: list[int] = []
     for stage, (kind, microbatch, chunk) in nodes:
         predecessor = NONE
@@ -180,9 +178,9 @@ def _data_predecessors(nodes: list[_Node], schedule: Schedule) -> list[int]:
     return data_predecessor
 
 
-def _sources(one: AlikeNodes, virtual_stages: VirtualStages) -> tuple[AlikeNodes, ...]:
+def _sources(group: AlikeNodes, virtual_stages: VirtualStages) -> tuple[AlikeNodes, ...]:
     """Return the possible producers of such nodes' input; in a complete schedule each has one."""
-    stage, kind, chunk = one
+    stage, kind, chunk = group
     virtual = virtual_stages[stage][chunk]
     if kind == InstructionKind.STEP:
         return ()

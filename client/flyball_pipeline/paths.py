@@ -20,7 +20,7 @@ def forward_pass(dag: DependencyDag, finish_of: Callable[[int, float], float]) -
     """
     order_predecessor, data_predecessor = dag.order_predecessor, dag.data_predecessor
     input_delay_s = dag.input_delay_s
-    finish_s = [dag.tail_s] * (dag.num_nodes + 1)  # the last one stands for NONE
+    finish_s = [dag.tail_s] * (dag.num_nodes + 1)  # the last value stands for NONE
     for node in dag.topological_order:
         before = finish_s[order_predecessor[node]]
         source = finish_s[data_predecessor[node]] + input_delay_s[node]
@@ -40,7 +40,7 @@ def latest_finish_s(
     """Per node, its latest finish in an iteration that takes no longer than this, s."""
     order_predecessor, data_predecessor = dag.order_predecessor, dag.data_predecessor
     input_delay_s = dag.input_delay_s
-    latest_s = [iteration_time_s] * (dag.num_nodes + 1)  # the last one stands for NONE
+    latest_s = [iteration_time_s] * (dag.num_nodes + 1)  # the last value stands for NONE
     for node in reversed(dag.topological_order):
         latest_start_s = latest_s[node] - durations_s[node]
         before, source = order_predecessor[node], data_predecessor[node]

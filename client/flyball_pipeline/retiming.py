@@ -107,20 +107,20 @@ class RetimedPipeline:
                 field="instructions",
             )
         self.num_stages = 1 + max(dag.stage)
-        for name, each, num in (
+        for name, entries, num in (
             ("points", points, dag.num_nodes),
             ("meeting", meeting or points, dag.num_nodes),
             ("plan_mhz", plan_mhz or points, dag.num_nodes),
             ("waiting_power_w", waiting_power_w, self.num_stages),
             ("gap_s", gap_s or waiting_power_w, self.num_stages),
         ):
-            if len(each) != num:
-                raise RetimingError(f"{len(each)} entries, not {num}", field=name)
+            if len(entries) != num:
+                raise RetimingError(f"{len(entries)} entries, not {num}", field=name)
         if meeting and set(meeting) != set(range(1 + max(meeting))):
             raise RetimingError("meetings count from 0 without gaps", field="meeting")
         self.paths = StepPaths(dag, meeting)
         of_nodes = [points[node] for node in self.paths.nodes]
-        powers_w = [waiting_power_w[each] for each in self.paths.stage]
+        powers_w = [waiting_power_w[stage] for stage in self.paths.stage]
         #: Clocks of the pipeline, MHz, the highest first; a clock's number is its place here.
         self.clocks_mhz, self.curves = step_curves(of_nodes, powers_w)
         self.tail_s, self.delays = dag.tail_s, delays
@@ -149,7 +149,7 @@ class RetimedPipeline:
         return self.paths.num_places <= MAX_OF_MANY_TRIES
 
     def with_reserve(self, reserve: float) -> RetimedClocks:
-        """Return the clocks with a reserve, a share of time; the last one is kept."""
+        """Return the clocks with a reserve, a share of time; the last result is kept."""
         if not reserve:
             return self.clocks
         if self._reserved[0] != reserve:
@@ -169,7 +169,7 @@ class RetimedPipeline:
         """Return per place its time at the highest clock in a step, s.
 
         Args:
-            factors: per node, its time in this step over the one of its points.
+            factors: per node, its time in this step over that of its points.
 
         Raises:
             RetimingError: a factor is missing, or not a positive number.
@@ -205,7 +205,7 @@ def own_times(pipeline: RetimedPipeline, factors: Sequence[float]) -> tuple[floa
 
     Args:
         pipeline: the pipeline.
-        factors: per node, its time in this step over the one of its points.
+        factors: per node, its time in this step over that of its points.
 
     Raises:
         RetimingError: a factor is missing, or not a positive number.
@@ -228,7 +228,7 @@ def retime(
 
     Args:
         pipeline: the pipeline.
-        factors: per node, its time in this step over the one of its points.
+        factors: per node, its time in this step over that of its points.
         deadlines_s: time of each segment, s, the last with the tail.
         in_force_mhz: per stage, the clock in force as the step before ended; empty: the highest.
         reserve: room for errors of the factors.
@@ -257,7 +257,7 @@ def retime(
 def _is_plan_in_force(
     pipeline: RetimedPipeline, factors: Sequence[float], deadlines_s: Sequence[float]
 ) -> bool:
-    """Return whether the step is the one that the plan in force was made for."""
+    """Return whether the plan in force was made for this step."""
     if not pipeline.plan_mhz or max(factors) - 1 > _TOLERANCE or 1 - min(factors) > _TOLERANCE:
         return False
     both = zip(deadlines_s, pipeline.plan_times, strict=True)
@@ -305,7 +305,7 @@ class _Step:
 
         The next step's first clock is late by up to `up_s` less the gap, for which its instruction
         runs at the clock of this step's last one. An instruction that is much of its stage's work
-        keeps its clock: a higher one would cost more than the delay.
+        keeps its clock: a higher clock would cost more than the delay.
         """
         pipeline = self._pipeline
         if pipeline.delays is None:

@@ -12,17 +12,6 @@ from flyball_pipeline.instruction import Instruction, InstructionKind
 _RELEASING = frozenset({InstructionKind.BACKWARD, InstructionKind.BACKWARD_WEIGHT})
 
 
-def peak_activations(schedule: Schedule) -> tuple[int, ...]:
-    """Per stage, the most forwards (of a chunk) whose last backward is still to end.
-
-    Held from a forward's start to its whole backward's end, or its weight part's. What is
-    computed forward again is held from its recomputation on: before, only its input is.
-    """
-    if schedule.is_periodic:
-        return tuple(schedule.num_stages - stage for stage in range(schedule.num_stages))
-    return tuple(_most_held(instructions) for instructions in schedule.stages)
-
-
 def _most_held(instructions: Sequence[Instruction]) -> int:
     recomputed = {
         (instruction.microbatch, instruction.chunk)
@@ -187,6 +176,17 @@ class Schedule:
     def is_periodic(self) -> bool:
         """Return whether the pipeline never flushes; `stages` is then one period of it."""
         return self.weight_versions is not None
+
+    @property
+    def peak_activations(self) -> tuple[int, ...]:
+        """Per stage, the most forwards (of a chunk) whose last backward is still to end.
+
+        Held from a forward's start to its whole backward's end, or its weight part's. What is
+        computed forward again is held from its recomputation on: before, only its input is.
+        """
+        if self.is_periodic:
+            return tuple(self.num_stages - stage for stage in range(self.num_stages))
+        return tuple(_most_held(instructions) for instructions in self.stages)
 
 
 # What each kind needs that its own stage has run for the same microbatch and chunk.

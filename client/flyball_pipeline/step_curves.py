@@ -39,7 +39,7 @@ class StepCurve:
     #: Per clock that is kept, its number in the pipeline.
     numbers: tuple[int, ...]
     #: Per clock of the pipeline, time over `highest_s` of an instruction that runs at it; rises.
-    #: A clock without a point counts as the next lower one.
+    #: A clock without a point counts as the next lower clock.
     ratio_of_number: tuple[float, ...]
     #: Per number of a clock that is kept, its index among them.
     choice_of_number: Mapping[int, int]
@@ -65,15 +65,15 @@ def step_curves(
         waiting_power_w: per instruction, power of its stage while it waits, W.
     """
     # Instructions are many, and most share one object.
-    distinct = {id(each): each for each in points}
-    clocks = {point.clock_mhz for each in distinct.values() for point in each}
+    distinct = {id(of_instruction): of_instruction for of_instruction in points}
+    clocks = {point.clock_mhz for of_instruction in distinct.values() for point in of_instruction}
     clocks_mhz = tuple(sorted(clocks, reverse=True))
     curves: dict[tuple[int, float], StepCurve] = {}
-    for each, power_w in zip(points, waiting_power_w, strict=True):
-        if (id(each), power_w) not in curves:
-            curves[id(each), power_w] = _step_curve(each, power_w, clocks_mhz)
+    for of_instruction, power_w in zip(points, waiting_power_w, strict=True):
+        if (id(of_instruction), power_w) not in curves:
+            curves[id(of_instruction), power_w] = _step_curve(of_instruction, power_w, clocks_mhz)
     both = zip(points, waiting_power_w, strict=True)
-    return clocks_mhz, [curves[id(each), power_w] for each, power_w in both]
+    return clocks_mhz, [curves[id(of_instruction), power_w] for of_instruction, power_w in both]
 
 
 def _step_curve(

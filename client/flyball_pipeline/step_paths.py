@@ -1,7 +1,7 @@
 """Longest paths through the instructions of a step, in plain lists.
 
 Instructions are places in topological order. Meetings cut the step into segments, each of which
-begins when the one before has ended on all ranks, so a path stays in its segment and its times
+begins when the segment before has ended on all ranks, so a path stays in its segment and its times
 count from the segment's begin.
 """
 
@@ -169,13 +169,13 @@ class StepPaths:
         ratios = [1.0] * len(most)
         segment_of = [segments_s[meeting] for meeting in self.meeting]
         for _ in range(rounds):
-            times_s = [ratios[each] * time_s for each, time_s in zip(group, least_s, strict=True)]
+            times_s = [ratios[node] * time_s for node, time_s in zip(group, least_s, strict=True)]
             ends_s, rests_s = self.ends_s(times_s), self.rests_s(times_s)
             longest_s = [0.0] * len(most)
             places = zip(group, ends_s, rests_s, segment_of, strict=False)
-            for each, end_s, rest_s, segment_s in places:
+            for node, end_s, rest_s, segment_s in places:
                 share = (end_s + rest_s) / segment_s
-                longest_s[each] = max(longest_s[each], share)
+                longest_s[node] = max(longest_s[node], share)
             ratios = [
                 max(1.0, min(ratio / share, limit))
                 for ratio, share, limit in zip(ratios, longest_s, most, strict=True)

@@ -61,7 +61,7 @@ def step_work(microbatches: Sequence[float | Sequence[float]]) -> StepWork:
             "must be a list with an entry for each microbatch, such as [[512, 128], [640]]",
             field="work",
         )
-    return checked_work([_work_of(each) for each in microbatches])
+    return checked_work([_work_of(microbatch) for microbatch in microbatches])
 
 
 def _work_of(microbatch: float | Sequence[float]) -> MicrobatchWork:
@@ -120,7 +120,9 @@ def has_lengths_outside(work: StepWork, lengths_range: tuple[float, float] | Non
     if lengths_range is None:
         return False
     least, most = lengths_range
-    return any(len(each) == 2 and not least <= each[0] <= most for each in work)
+    return any(
+        len(of_microbatch) == 2 and not least <= of_microbatch[0] <= most for of_microbatch in work
+    )
 
 
 def work_factors(

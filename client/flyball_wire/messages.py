@@ -189,8 +189,8 @@ class JobRegistration(JobSpec):
             given, ranks of any start are taken.
         run: launcher's identifier of the training (torchrun's run id, Slurm's job id); null: not
             given.
-        restart_count: number of automatic restarts by the launcher; null: not given. A higher one
-            of the same run says that the ranks before it are gone.
+        restart_count: number of automatic restarts by the launcher; null: not given. A higher
+            number of the same run says that the ranks before it are gone.
         host: name of the node that registers the job; null: not given.
     """
 

@@ -58,7 +58,7 @@ class Option:
     _: KW_ONLY
     #: Sentences behind the meaning, without the last full stop.
     more: str = ""
-    #: Lowest and highest value; None: no highest one.
+    #: Lowest and highest value; None: no highest value.
     bounds: tuple[float, float | None] = (0, None)
     #: True: the lowest value itself is too low.
     is_above: bool = False
@@ -349,16 +349,16 @@ def options_of(owner: type[object]) -> Mapping[str, Option]:
 def _options_of(owner: Hashable) -> Mapping[str, Option]:
     found: dict[str, Option] = {}
     for name, hint in get_type_hints(cast("Any", owner), include_extras=True).items():
-        for each in getattr(hint, "__metadata__", ()):
-            if isinstance(each, Option):
+        for metadata in getattr(hint, "__metadata__", ()):
+            if isinstance(metadata, Option):
                 default = getattr(owner, name, None)
-                found[name] = replace(each, name=name, default=default, kind=kind_of(hint))
+                found[name] = replace(metadata, name=name, default=default, kind=kind_of(hint))
     return MappingProxyType(found)
 
 
 def kind_of(hint: object) -> type[object]:
     """Return the type of a single value: of the items of a tuple, and without None."""
-    members = [each for each in get_args(hint) if each is not types.NoneType]
+    members = [member for member in get_args(hint) if member is not types.NoneType]
     if get_origin(hint) is Annotated or len(members) < len(get_args(hint)):
         return kind_of(members[0])
     if get_origin(hint) is tuple:

@@ -35,7 +35,7 @@ class Reconfigure(StrEnum):
 
 
 class Effort(StrEnum):
-    """Effort of the search; a higher one takes longer and ends nearer to the bound."""
+    """Effort of the search; a higher effort takes longer and ends nearer to the bound."""
 
     LOW = "low"
     NORMAL = "normal"
@@ -200,7 +200,7 @@ class PlanOptions(Sent):
     min_dwell_ms: Annotated[
         float | None,
         _frontiers(
-            "minimum time from the request of a stage's clock to that of its next one in ms",
+            "minimum time from the request of a stage's clock to that of its next clock in ms",
             more="Not for target `power:`",
             bounds=(0, 60_000),
             if_null="none",
@@ -288,6 +288,16 @@ class PlanOptions(Sent):
             num_values=NumValues.ONE_OR_PER_STAGE,
         ),
     ] = None
+
+    @property
+    def limits_changes(self) -> bool:
+        """True if the clock changes of a plan are limited."""
+        return self.max_switches is not None or self.min_dwell_ms is not None
+
+    @property
+    def transfer_s(self) -> tuple[float, ...]:
+        """Times of transfers between neighbouring stages, s."""
+        return tuple(time_ms / 1e3 for time_ms in self.transfer_ms or ())
 
     @property
     def reconfiguration(self) -> Reconfigure:

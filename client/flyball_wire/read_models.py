@@ -364,6 +364,9 @@ class PlanSummary:
         predicted: prediction; null: a probe.
         stage_clock_mhz: mean planned clock per stage in MHz, weighted by the predicted times of the
             instructions (by their number if unknown); for a probe over all steps of its cycle.
+        highest_mhz: highest clock in the job's profile in MHz; null: no profile.
+        baseline_cycle: repeated pattern of a comparison's steps from `first_step`, true for steps
+            at the highest clocks; empty: no comparison.
     """
 
     version: int
@@ -375,6 +378,8 @@ class PlanSummary:
     first_step: int | None
     predicted: PredictedIteration | None
     stage_clock_mhz: tuple[float, ...]
+    highest_mhz: int | None = None
+    baseline_cycle: tuple[bool, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -41,7 +41,7 @@ class Sent:
 
     A value must be of its field's JSON type: text is no number and neither is `true`. A whole
     number is a number too. Unknown fields are refused and not named, and of a list the first
-    wrong value is the only one that is named.
+    wrong value is the only value that is named.
     """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}

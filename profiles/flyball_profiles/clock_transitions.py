@@ -143,9 +143,9 @@ class ClockTransitions:
         """Return the times of a stage whose GPUs in one node change their clocks together.
 
         Where calls queue, the last GPU's begins after the calls for all others. The stage runs at
-        the pace of its slowest GPU, so a higher clock counts from the last GPU and a lower one from
-        the first. Calls are taken as log-normal and independent: times of both add, deviations add
-        in quadrature. Without times of calls, or where calls do not queue, nothing changes.
+        the pace of its slowest GPU, so a higher clock counts from the last GPU and a lower clock
+        from the first. Calls are taken as log-normal and independent: times of both add, deviations
+        add in quadrature. Without times of calls, or where calls do not queue, nothing changes.
 
         Args:
             num_gpus: number of these GPUs, at least 1.
@@ -200,6 +200,18 @@ class ClockTransitions:
         Where nothing is known of a queue, calls that take time are taken to queue.
         """
         return bool(self.call_p50_s) and self.queues_in_node is not False
+
+    def call_share(self, num_gpus: int, changes_per_stage: float, iteration_time_s: float) -> float:
+        """Return the share of an iteration that calls for the GPUs of a node take; 0: not known.
+
+        Args:
+            num_gpus: number of GPUs of all stages in the node.
+            changes_per_stage: mean number of clock changes of a stage in an iteration.
+            iteration_time_s: time of an iteration, s.
+        """
+        if not self.is_queued:
+            return 0.0
+        return num_gpus * changes_per_stage * self.call_mean_s / iteration_time_s
 
     @property
     def exact_s(self) -> float | None:

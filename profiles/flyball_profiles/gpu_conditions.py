@@ -144,10 +144,12 @@ def common_conditions(several: Iterable[GpuConditions | None]) -> GpuConditions 
     Of enforced limits that differ it is the lowest, by which the slowest of these GPUs runs.
     """
     listed = list(several)
-    known = [one for one in listed if one is not None]
+    known = [conditions for conditions in listed if conditions is not None]
     if not known or len(known) < len(listed):
         return None
-    shared = {name: _shared(name, [getattr(one, name) for one in known]) for name in _NAMES}
+    shared = {
+        name: _shared(name, [getattr(conditions, name) for conditions in known]) for name in _NAMES
+    }
     found = GpuConditions(**shared)
     return found if str(found) else None
 
@@ -163,13 +165,13 @@ def _shared(name: str, values: Sequence[Any]) -> Any:  # noqa: ANN401 - of any f
 
 def is_known(of_stages: Sequence[GpuConditions | None]) -> bool:
     """Return whether the conditions of any stage are known."""
-    return any(one is not None for one in of_stages)
+    return any(conditions is not None for conditions in of_stages)
 
 
-def _is_same(name: str, one: float | str, other: float | str) -> bool:
-    if name in _ROUNDED and not isinstance(one, str) and not isinstance(other, str):
-        return math.isclose(one, other, rel_tol=SAME_LIMIT)
-    return one == other
+def _is_same(name: str, value: float | str, other: float | str) -> bool:
+    if name in _ROUNDED and not isinstance(value, str) and not isinstance(other, str):
+        return math.isclose(value, other, rel_tol=SAME_LIMIT)
+    return value == other
 
 
 def _shown(value: float | str) -> str:

@@ -101,7 +101,9 @@ class GpuWindow:
             raise GpuTableError(
                 f"{_IN_NODE} must be from 1 to {_MOST_IN_NODE}, not {self.gpus_in_node}"
             )
-        optional = [one for one in (_BLOCKING_POWER, _IN_NODE) if getattr(self, one) is not None]
+        optional = [
+            column for column in (_BLOCKING_POWER, _IN_NODE) if getattr(self, column) is not None
+        ]
         for figure in (*_CLOCK_FIGURES, *optional):
             if not self.sources.get(figure, "").strip():
                 raise GpuTableError(f"{figure}.source must name the origin of the figure")
@@ -134,7 +136,9 @@ def with_blocking_power(text: str, power_w: float, source: str) -> str:
     if _parsed("gpu", text, "the GPU file").blocking_power_w is not None:
         raise GpuTableError(f"the GPU file has {_BLOCKING_POWER} already; remove it there")
     # JSON's strings of printable characters are TOML's.
-    quoted = json.dumps("".join(each if each.isprintable() else "?" for each in source))
+    quoted = json.dumps(
+        "".join(character if character.isprintable() else "?" for character in source)
+    )
     return f"{text.rstrip()}\n\n[{_BLOCKING_POWER}]\nvalue = {power_w:.2f}\nsource = {quoted}\n"
 
 
@@ -177,9 +181,9 @@ def load_gpu_window(name: str, *, folder: Path | None = None) -> GpuWindow:
     files = _files(folder)
     wanted = name.strip().lower()
     if wanted not in files:
-        alike = sorted(one for one in files if wanted and one.startswith(wanted))
+        alike = sorted(known for known in files if wanted and known.startswith(wanted))
         # Without a hyphen another GPU is meant: l4 is no l40s.
-        if not any(one.startswith(f"{wanted}-") for one in alike):
+        if not any(known.startswith(f"{wanted}-") for known in alike):
             raise GpuTableError(f"unknown GPU {name!a}; known: {', '.join(sorted(files))}")
         if len(alike) > 1:
             raise GpuTableError(f"GPU {name!a} may be {', '.join(alike)}; name one of them")
@@ -271,7 +275,7 @@ def window_clocks_mhz(window: GpuWindow, supported_clocks_mhz: Iterable[int]) ->
     """Return the profiling grid: the SM clocks of a device to profile.
 
     From the highest supported clock in the window down, each the highest that is at least
-    `granularity_mhz` below the one before.
+    `granularity_mhz` below the clock before.
 
     Args:
         window: the GPU type's window.

@@ -170,4 +170,4 @@ def _ms(time_s: float) -> str:
 
 def _quoted(text: str) -> str:
     # JSON's strings of printable characters are TOML's.
-    return json.dumps("".join(each if each.isprintable() else "?" for each in text))
+    return json.dumps("".join(character if character.isprintable() else "?" for character in text))

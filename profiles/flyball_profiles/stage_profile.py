@@ -91,7 +91,7 @@ class OperatingPoint:
         frequency_mhz: locked SM clock, MHz, 1 to 1e5.
         time_s: duration of the instruction, s, 1e-9 to 1e6; over several ranks the slowest.
         energy_j: energy of the instruction, J, 1e-9 to 1e9; over several ranks the sum.
-        rank_waiting_s: time that ranks wait for the slowest one, s; the sum over all ranks. What
+        rank_waiting_s: time that ranks wait for the slowest rank, s; the sum over all ranks. What
             they draw meanwhile is not in `energy_j`.
         time_error_s: standard error of `time_s`, s, 0 to 1e6; 0: not known.
         jitter: standard deviation of a single run's time, as a share of `time_s`, 0 to 1; 0: not
@@ -221,6 +221,11 @@ class StageProfile:
     def num_stages(self) -> int:
         """Number of pipeline stages."""
         return len(self.num_ranks_per_stage)
+
+    @property
+    def highest_mhz(self) -> int:
+        """Highest clock of any instruction in MHz."""
+        return max(points[0].frequency_mhz for points in self.points.values())
 
     def by_chunk(self, num_chunks: int) -> tuple[StageProfile, ...]:
         """Return the profile of each of a stage's model chunks; of one chunk, the whole stage.

@@ -151,8 +151,8 @@ def _check_whole(profiles: Sequence[StageProfile]) -> None:
     ]
     if forwards_s and min(forwards_s) >= _LONG_S:
         _logger.warning(
-            "every forward takes %g s or more: times are in s, energies in J; divide a column in ms"
-            " or mJ by 1000",
+            "every forward of the profile takes %g s or more: times count as s, energies as J;"
+            " divide a column in ms or mJ by 1000",
             min(forwards_s),
         )
     if all(len(points) == 1 for profile in profiles for points in profile.points.values()):
@@ -223,8 +223,8 @@ def stage_profile_rows(profile: StageProfile) -> list[dict[str, int | float | st
     """
     every_point = [
         point
-        for each in (profile, *profile.chunks)
-        for points in each.points.values()
+        for part in (profile, *profile.chunks)
+        for points in part.points.values()
         for point in points
     ]
     with_waiting = any(point.rank_waiting_s for point in every_point)

@@ -413,13 +413,50 @@ def test_each_step_has_the_prediction_and_clocks_of_its_version(modules: Modules
     mixed = step(3, plan_versions=[1, 2], **clocks(None, 1380.0))
     steps = [step(1, None, **clocks(1410.0, None)), step(2, **clocks(1200.5, None)), mixed]
     found = series(modules, [*steps, step(4, 9)], plan(1, 2))
-    assert found["version"] == [None, 1, None, 9]
+    assert found["version"] == [None, 1, "mixed", 9]
     assert found["predicted_time_s"] == [None, 1.9, None, None]
     assert found["predicted_energy_j"] == [None, 590, None, None]
     assert found["clock_mhz"] == [[1410.0, 1200.5, None, None], [None, None, 1380.0, None]]
     assert found["planned_mhz"] == [[None, 1000.0, None, None], [None, 1410.0, None, None]]
     runs = modules.run("step_series", "m.versionRuns(series)", series=found)
-    assert [each["version"] for each in runs] == [None, 1, None, 9]
+    assert [each["version"] for each in runs] == [None, 1, "mixed", 9]
+
+
+def test_clocks_have_the_colours_of_the_timeline_though_no_stage_runs_at_the_highest(
+    modules: Modules,
+) -> None:
+    slowed = plan(1, 0, stage_clock_mhz=[1296.0])
+    code = "const scale = m.scaleOf([plan]); return [scale.slowest_mhz, scale.fastest_mhz];"
+    assert modules.run("step_marks", code, plan=slowed) == [1296, 1410]
+    unprofiled = {**slowed, "highest_mhz": None}
+    assert modules.run("step_marks", code, plan=unprofiled) == [1296, 1296]
+
+
+def test_a_comparisons_steps_at_the_highest_clocks_are_not_its_plans(modules: Modules) -> None:
+    compared = plan(2, 5, kind="comparison", baseline_cycle=[False, True, True, False])
+    history = [plan(1, 0), compared]
+    known = [step(4), *(step(number, 2) for number in range(5, 13)), step(13, 2, num_ranks=1)]
+    code = """
+        const answers = [{ versions: [] }, history, known];
+        return m.sideOf(job, version, answers).steps.map((each) => each.step);
+    """
+    args = {"job": job(num_ranks=2), "history": history, "known": known}
+    assert modules.run("compare_page", code, version=2, **args) == [5, 8, 9, 12]
+    assert modules.run("compare_page", code, version=1, **args) == [4]
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (estimate(-0.01, -12.4, 12.3), f"0.0 % ({MINUS}12.4 to 12.3 %)"),
+        (estimate(15.2), "15.2 %"),
+        (None, NONE),
+    ],
+)
+def test_a_compared_change_has_its_interval(
+    modules: Modules, change: dict[str, Any] | None, text: str
+) -> None:
+    assert modules.run("compare_page", "m.changeText(change)", change=change) == text
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,31 @@ def test_the_curves_of_fixed_clocks_are_drawn_beside_the_plans(modules: Modules)
     assert float(for_all[1][1]) < float(constant[1][1]) < float(plans[1][1])
 
 
+def test_lines_to_labels_lie_below_all_marks_and_marks_that_touch_share_a_label(
+    modules: Modules,
+) -> None:
+    code = """
+      const picture = new m.FrontierPicture();
+      picture.draw({ frontier, marks, canChoose: false }, 600, height);
+      const found = (name) => [...picture.element.querySelectorAll(name)];
+      const isBelow = (line, mark) =>
+        (line.compareDocumentPosition(mark) & Node.DOCUMENT_POSITION_FOLLOWING) > 0;
+      const lines = found(".frontier-leader");
+      const others = [...found(".frontier-mark"), ...found(".frontier-point")];
+      const isAllBelow = lines.every((line) => others.every((mark) => isBelow(line, mark)));
+      const labels = found(".frontier-label").map((label) => label.textContent);
+      return [lines.length > 0, isAllBelow, labels];
+    """
+    planned = {**PREDICTED, "iteration_time_s": 2.1, "energy_j": 905.0}
+    args = {"frontier": FRONTIER, "marks": marks(modules, predicted=planned), "height": 200}
+    there, is_below, labels = modules.run("frontier_picture", code, **args)
+    assert (there, is_below) == (True, True)
+    assert labels[0] == "version 3, in force; version 3, measured"
+    apart = marks(modules, predicted={**planned, "energy_j": 950.0})
+    *_, labels = modules.run("frontier_picture", code, **{**args, "marks": apart, "height": 400})
+    assert labels[:2] == ["version 3, measured", "version 3, in force"]
+
+
 @pytest.mark.parametrize(
     ("changes", "label"),
     [

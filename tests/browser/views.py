@@ -130,6 +130,8 @@ def plan(
         "first_step": first_step,
         "predicted": PREDICTED,
         "stage_clock_mhz": [1000.0, 1410.0],
+        "highest_mhz": 1410,
+        "baseline_cycle": [],
         **changes,
     }
 

@@ -28,7 +28,6 @@ from flyball_server.jobs.measurements import pruning
 from flyball_server.jobs.measurements.measurements import RankPost, list_steps, store_together
 from flyball_server.jobs.measurements.pruning import PERIOD_S, PruningReconciler, prune_some
 from flyball_server.jobs.measurements.step_reading import GIVE_UP_S, read_fold
-from flyball_server.jobs.registry.inspection import require_job
 from flyball_server.jobs.savings.comparisons import num_measured_pairs
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.step_records import Moments, StageMoments, StepDetail
@@ -122,7 +121,7 @@ class Planner:
         services = self.services
         reading = SharedReading(JobReading(services, max_labelled=5))
         with services.store.reading() as reader:
-            num_paired = num_measured_pairs(read_fold(reader, require_job(reader, job_id)), 2)
+            num_paired = num_measured_pairs(read_fold(reader, reader.require_job(job_id)), 2)
             newest = [reader.newest_step(job_id, version=version) for version in (None, 1, 2)]
             totals = reader.list_step_totals(job_id, after_step=10, limit=25)
         # Time goes on: its ranks are gone by then.
@@ -211,7 +210,7 @@ def test_steps_that_a_rank_has_posted_lately_and_those_of_a_job_being_profiled_a
     planner.post_rank("job", 1, range(1, 2))
     planner.passed_s = 1.1 * RETENTION_S
     with planner.services.store.writing("job") as writer:
-        job = require_job(writer, "job")
+        job = writer.require_job("job")
         writer.save_job(job.evolve(state=JobState.PROFILING))
     assert planner.prune("job") == 0
     with planner.services.store.writing("job") as writer:

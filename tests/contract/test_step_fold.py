@@ -28,7 +28,6 @@ from flyball_server.jobs.measurements.measurements import RankPost, store_togeth
 from flyball_server.jobs.measurements.pruning import prune_some
 from flyball_server.jobs.measurements.step_fold import MOST_MISSING, StepFold
 from flyball_server.jobs.measurements.step_reading import GIVE_UP_S, read_fold
-from flyball_server.jobs.registry.inspection import require_job
 from flyball_server.jobs.savings.savings import JobSavings, savings_of
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.step_records import StepRecord
@@ -74,7 +73,7 @@ class Planner:
 
     def _change_job(self, **changes: object) -> None:
         with self.services.store.writing("job") as writer:
-            writer.save_job(require_job(writer, "job").evolve(**changes))
+            writer.save_job(writer.require_job("job").evolve(**changes))
 
     def prune(self) -> None:
         while prune_some(self.services, "job"):
@@ -83,7 +82,7 @@ class Planner:
     def fold(self) -> StepFold:
         """The totals as a planner reads them that has just started."""
         with self.services.store.reading() as reader:
-            return read_fold(reader, require_job(reader, "job"))
+            return read_fold(reader, reader.require_job("job"))
 
     def num_stored(self) -> int:
         """Steps of this run in the stored totals, without those that are read since."""

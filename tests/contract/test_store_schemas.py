@@ -14,7 +14,7 @@ from flyball_server.jobs.errors import StoreForeignError, StoreTooNewError
 from flyball_server.jobs.records import JobRecord
 from flyball_server.jobs.store.databases import make_job_store
 from flyball_server.jobs.store.sql import sql_tables
-from flyball_server.jobs.store.sql.sql_tables import METADATA
+from flyball_server.jobs.store.sql.sql_tables import METADATA, MIGRATIONS, newest_schema
 
 SECOND = ("ALTER TABLE jobs ADD COLUMN count INTEGER", "UPDATE jobs SET count = 3000000000")
 THIRD = ("ALTER TABLE ranks ADD COLUMN note TEXT",)
@@ -37,7 +37,7 @@ def rows(engine: Engine) -> Rows:
 
 @pytest.fixture
 def older(database_url: str) -> str:
-    """Address of a database of schema 1 with a job."""
+    """Address of a database of this schema, which the tests' migrations follow, with a job."""
     store = make_job_store(database_url)
     store.open()
     with store.writing("job") as writer:
@@ -61,7 +61,7 @@ def test_planners_that_open_an_empty_database_at_once_make_just_the_tables_that_
     database_url: str, engine: Engine, rows: Rows
 ) -> None:
     open_at_once(database_url)
-    assert rows("SELECT version FROM schema_version") == [(1,)]
+    assert rows("SELECT version FROM schema_version") == [(newest_schema(),)]
     made, dialect = inspect(engine), engine.dialect
     assert sorted(made.get_table_names()) == sorted(METADATA.tables)
     for table in METADATA.tables.values():
@@ -85,10 +85,11 @@ def test_planners_that_open_an_empty_database_at_once_make_just_the_tables_that_
 def test_planners_that_open_an_older_database_at_once_migrate_it_once(
     older: str, rows: Rows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    schema = newest_schema()
     for migrations in ((SECOND,), (SECOND, THIRD), (SECOND, THIRD)):
-        monkeypatch.setattr(sql_tables, "MIGRATIONS", migrations)
+        monkeypatch.setattr(sql_tables, "MIGRATIONS", (*MIGRATIONS, *migrations))
         open_at_once(older, job_record())
-    assert rows("SELECT version FROM schema_version") == [(3,)]
+    assert rows("SELECT version FROM schema_version") == [(schema + 2,)]
     # SQLite's INTEGER has 64 bits, and so has the column in PostgreSQL.
     assert rows("SELECT count FROM jobs") == [(3_000_000_000,)]
     assert rows("SELECT note FROM ranks") == []
@@ -97,16 +98,17 @@ def test_planners_that_open_an_older_database_at_once_migrate_it_once(
 def test_a_failed_migration_changes_nothing(
     older: str, engine: Engine, rows: Rows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sql_tables, "MIGRATIONS", (SECOND, WRONG))
+    schema = newest_schema()
+    monkeypatch.setattr(sql_tables, "MIGRATIONS", (*MIGRATIONS, SECOND, WRONG))
     with pytest.raises(ValueError, match="refused by the schema"):
         make_job_store(older).open()
-    assert rows("SELECT version FROM schema_version") == [(1,)]
+    assert rows("SELECT version FROM schema_version") == [(schema,)]
     assert "count" not in {column["name"] for column in inspect(engine).get_columns("jobs")}
 
 
 def test_a_newer_schema_is_refused(older: str, rows: Rows) -> None:
     rows("UPDATE schema_version SET version = 99")
-    with pytest.raises(StoreTooNewError, match="has schema 99, newer than 2"):
+    with pytest.raises(StoreTooNewError, match=f"has schema 99, newer than {newest_schema() + 1};"):
         make_job_store(older).open()
 
 

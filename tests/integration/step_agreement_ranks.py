@@ -120,11 +120,11 @@ def a_rank_is_killed(rank: Rank) -> None:
     """Rank 1 dies in its second step; rank 0 trains on without step plans."""
     session = rank.session()
     _step(session)
-    torch.distributed.barrier()
-    if rank.number == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    rank.outlive(1)
     with logged_warnings() as lines:
+        torch.distributed.barrier()
+        if rank.number == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        rank.outlive(1)
         _step(session, inside=lambda: _wait_for(lambda: None if _is_exchanging() else True))
         _step(session)
     rank.find(lines)

@@ -129,8 +129,11 @@ def test_a_file_that_is_no_usable_backup_is_refused_in_one_line(
     migrate_to_next(f"sqlite:///{database}")
     newer = tmp_path / "newer"
     assert flyball(*db("backup", newer, database)).returncode == 0
-    monkeypatch.setattr(sql_tables, "newest_usable_schema", lambda: 1)
-    assert "has schema 2, newer than 1" in refusal(flyball(*db("restore", newer, target)))
+    known = sql_tables.newest_schema()
+    monkeypatch.setattr(sql_tables, "newest_usable_schema", lambda: known)
+    assert f"has schema {known + 1}, newer than {known}" in refusal(
+        flyball(*db("restore", newer, target))
+    )
     monkeypatch.undo()
     assert not target.exists()
     assert flyball(*db("restore", newer, target)).returncode == 0

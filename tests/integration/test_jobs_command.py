@@ -119,13 +119,14 @@ def test_a_straggler_is_announced_listed_and_withdrawn(live: LivePlanner) -> Non
     assert jobs("straggler", "job") == "no stragglers\n"
     until = "2199-01-01T00:00:00+00:00"
     line = jobs("straggler", "job", "1", "1.2", "--until", until)
-    assert line.startswith("rank 1: 1.2 times as slow as profiled, announced (slow), from 20")
-    assert f"until {until}" in line
+    assert line.startswith("rank 1 takes 1.2 times as long as profiled, announced (slow), from 20")
+    assert "until 2199-01-01 00:00:00 UTC" in line
     assert document("straggler", "job")[0]["slowdown"] == 1.2
     shown = jobs("show", "job")
     assert shown.startswith("job: slow GPU, on emulated GPUs")
-    assert "straggler rank 1: 1.2 times" in shown
+    assert "straggler rank 1 takes 1.2 times" in shown
     assert "\njob    slow GPU  " in jobs("list")
+    assert jobs() == jobs("list")
     assert jobs("straggler", "job", "1", "--withdraw") == "no stragglers\n"
     assert answered(live, "job/stragglers") == []
 
@@ -204,6 +205,7 @@ def test_off_for_all_leaves_jobs_alone_that_are_over_and_goes_on_after_a_refusal
         ("off", "give a JOB, or --all"),
         ("off job --all", "give a JOB, or --all"),
         ("show nobody", "has no job 'nobody'; of "),
+        ("off nobody", "has no job 'nobody'; of "),
         ("target job", "give a TARGET, --policy, --reconfigure or --effort to change"),
         ("target job soon", "argument TARGET: must be fastest, "),
         ("target job --policy best", "argument --policy: must be one of baseline, "),

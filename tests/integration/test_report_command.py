@@ -105,7 +105,7 @@ def test_a_job_that_is_unknown_or_has_no_steps_is_refused(
     for arguments in ((), ("--compare", "4")):
         asked = ("report", "jib", "--planner", str(planner.http.base_url), *arguments)
         assert refusal(flyball(*asked)).endswith("has no job 'jib'; of 1 the newest: job")
-    assert "no steps that all of its 2 ranks measured" in refusal(report_of(fresh))
+    assert "job: no step has been measured by all 2 ranks yet" in refusal(report_of(fresh))
 
 
 @pytest.mark.parametrize(

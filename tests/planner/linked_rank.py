@@ -38,14 +38,14 @@ class LinkedRank:
         )
         self.link.start()
 
-    def measure(self, step: int, plan: CompiledPlan) -> None:
+    def measure(self, step: int, plan: CompiledPlan, energy_j: float = 10.0) -> None:
         self.link.outbox.put(
             StepMeasurement(
                 step=step,
                 plan_version=plan.version,
                 plan_id=plan.plan_id,
                 time_s=0.5,
-                energy_j=10.0,
+                energy_j=energy_j,
             )
         )
 

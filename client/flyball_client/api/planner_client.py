@@ -225,7 +225,7 @@ class PlannerClient(PlannerConnection):
         return self.one(TimetableStatus, "PUT", routes.TIMETABLE, job_id=job_id, body=timetable)
 
     def get_timetable(self, job_id: str) -> TimetableStatus:
-        """Return a job's targets by time of day, and the one in force."""
+        """Return a job's targets by time of day, and the target in force."""
         return self.one(TimetableStatus, "GET", routes.TIMETABLE, job_id=job_id)
 
     def delete_timetable(self, job_id: str) -> None:

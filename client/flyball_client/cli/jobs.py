@@ -8,6 +8,7 @@ import json
 import shlex
 import time
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,7 +74,7 @@ def _show(planner: PlannerClient, arguments: argparse.Namespace) -> Shown:
     timetable = asked(planner, job, lambda: planner.get_timetable(job))
     document = {
         **encode(view),
-        "stragglers": [encode(each) for each in stragglers],
+        "stragglers": [encode(straggler) for straggler in stragglers],
         "timetable": encode(timetable),
     }
     return _job_as_text(view, stragglers, timetable), document
@@ -118,10 +119,11 @@ def _configure_off(parser: argparse.ArgumentParser) -> None:
 def _off(planner: PlannerClient, arguments: argparse.Namespace) -> Shown:
     if (arguments.job is None) != arguments.all:
         raise CommandError("give a JOB, or --all")
-    names: list[str] = [arguments.job]
-    if arguments.all:
-        listed = asked(planner, None, planner.list_jobs)
-        names = [job.job_id for job in listed if job.state not in _OVER]
+    if not arguments.all:
+        line, view = _switched_off(planner, arguments.job)
+        return line, [encode(view)]
+    listed = asked(planner, None, planner.list_jobs)
+    names = [job.job_id for job in listed if job.state not in _OVER]
     lines: list[str] = []
     views: list[JobView] = []
     failed: list[str] = []
@@ -135,7 +137,8 @@ def _off(planner: PlannerClient, arguments: argparse.Namespace) -> Shown:
             views.append(view)
     shown = "\n".join(lines) or "no jobs", [encode(view) for view in views]
     if failed:
-        _print(arguments, shown)
+        if lines or arguments.json:
+            _print(arguments, shown)
         raise CommandError(f"{len(failed)} of {len(names)} not switched off; {'; '.join(failed)}")
     return shown
 
@@ -237,7 +240,7 @@ def _straggler(planner: PlannerClient, arguments: argparse.Namespace) -> Shown:
     elif rank is not None or arguments.start or arguments.until:
         raise CommandError("give RANK and SLOWDOWN to announce, or RANK --withdraw")
     stragglers = asked(planner, job, lambda: planner.list_stragglers(job))
-    return _stragglers_as_text(stragglers), [encode(each) for each in stragglers]
+    return _stragglers_as_text(stragglers), [encode(straggler) for straggler in stragglers]
 
 
 def _configure_timetable(parser: argparse.ArgumentParser) -> None:
@@ -331,7 +334,8 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
 
 
 def _configure(parser: argparse.ArgumentParser) -> None:
-    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", help="default: list")
+    parser.set_defaults(action="list", planner=None, json=False)
     for name, (summary, configure, _) in _ACTIONS.items():
         action = actions.add_parser(name, help=summary, description=summary, allow_abbrev=False)
         configure(action)
@@ -380,7 +384,7 @@ def _job_as_text(job: JobView, stragglers: Sequence[Straggler], timetable: Timet
     registered = job.registration
     kind = "emulated" if registered.emulated else "real"
     lines = [
-        f"{job.job_id}: {state_text(job)}, on {kind} GPUs; registered {job.created_at}",
+        f"{job.job_id}: {state_text(job)}, on {kind} GPUs; registered {_moment(job.created_at)}",
         f"  {registered.num_stages} stages, {registered.num_microbatches} microbatches,"
         f" {registered.num_expected_ranks} ranks; schedule {registered.schedule}",
         f"  policy {registered.policy}, reconfigure {registered.reconfiguration}, target"
@@ -411,7 +415,7 @@ def _timetable_as_text(status: TimetableStatus) -> str:
         return f"no timetable; target {status.current_target} at all times"
     change = "" if status.next_change is None else f", next change {status.next_change}"
     head = f"timetable ({status.timetable.timezone}): now {status.current_target}{change}"
-    return "\n".join([head, *(f"  {_window_line(one)}" for one in status.timetable.windows)])
+    return "\n".join([head, *(f"  {_window_line(window)}" for window in status.timetable.windows)])
 
 
 def _list_row(job: JobOverview) -> tuple[str, ...]:
@@ -451,13 +455,18 @@ def _rank_line(rank: RankView) -> str:
 
 
 def _straggler_line(straggler: Straggler) -> str:
-    start = "" if straggler.from_time is None else f", from {straggler.from_time}"
-    end = "" if straggler.until_time is None else f", until {straggler.until_time}"
-    planned = "planned for" if straggler.is_planned else "not planned for yet"
+    start = "" if straggler.from_time is None else f", from {_moment(straggler.from_time)}"
+    end = "" if straggler.until_time is None else f", until {_moment(straggler.until_time)}"
+    planned = "plan adapted to it" if straggler.is_planned else "plan not yet adapted to it"
     return (
-        f"rank {straggler.rank}: {straggler.slowdown:.4g} times as slow as profiled,"
+        f"rank {straggler.rank} takes {straggler.slowdown:.4g} times as long as profiled,"
         f" {straggler.source} ({straggler.reason}){start}{end}; {planned}"
     )
+
+
+def _moment(time: str) -> str:
+    """Return an ISO 8601 time to the second, in UTC."""
+    return f"{datetime.fromisoformat(time).astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def _window_line(window: TimetableWindow) -> str:

@@ -163,8 +163,8 @@ def _run(arguments: argparse.Namespace) -> int:
         report = asked(planner, arguments.job, lambda: planner.get_report(arguments.job))
     if not report.num_steps:
         raise CommandError(
-            f"job {report.job_id} has no steps that all of its {report.num_ranks} ranks measured"
-            " yet; try again later"
+            f"job {report.job_id}: no step has been measured by all {report.num_ranks} ranks yet;"
+            " try again later"
         )
     print(_printed(report, replace(report.factors, **given), arguments))
     return 0 if problem is None else 1

@@ -201,24 +201,24 @@ def _run(arguments: argparse.Namespace) -> int:
         raise CommandError("--force needs --gpu INDEX|UUID or --all; it takes clocks from ranks")
     else:
         unlocked = unlocker.unlock_left()
-        if all(each.outcome == "in use" for each in unlocked):
+        if all(gpu.outcome == "in use" for gpu in unlocked):
             note = _UNKNOWN if os.geteuid() == 0 else f"{_UNKNOWN}; {_OWN_ONLY}"
     if arguments.to is not None:
         # The range is passed as the variable; errors about it must name the option.
         unlocked = [
-            replace(each, text=each.text.replace("FLYBALL_RETURN_CLOCKS_MHZ", "--to"))
-            for each in unlocked
+            replace(gpu, text=gpu.text.replace("FLYBALL_RETURN_CLOCKS_MHZ", "--to"))
+            for gpu in unlocked
         ]
     refusals = unlocker.refusals
     if arguments.json:
-        gpus = [asdict(each) for each in unlocked]
+        gpus = [asdict(gpu) for gpu in unlocked]
         print(json.dumps({"gpus": gpus, "refusals": refusals, "note": note}, indent=2))
     else:
-        lines = [*(each.text for each in unlocked), *refusals, note]
+        lines = [*(gpu.text for gpu in unlocked), *refusals, note]
         print("\n".join(printable(line) for line in lines if line))
     # A refused record may be of a clock that is locked; a named GPU was reset all the same.
     is_unknown = bool(refusals) and not (arguments.gpu or arguments.all)
-    return int(is_unknown or any(each.outcome in {"refused", "failed"} for each in unlocked))
+    return int(is_unknown or any(gpu.outcome in {"refused", "failed"} for gpu in unlocked))
 
 
 def _environment(to: SmClockRange | None) -> Mapping[str, str]:

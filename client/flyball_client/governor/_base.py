@@ -68,8 +68,9 @@ class ClockGovernor(Protocol):
       request, timed or not, before then. An earlier request that waits to be served is served
       before it.
     - A clock that was never set is not restored: another program's lock stays.
-    - A clock that another program has changed is set again; a lower one that comes back is left as
-      it is until the next plan (`no_clocks` says so). On an emulated GPU there is no other program.
+    - A clock that another program has changed is set again; a lower clock that comes back is left
+      as it is until the next plan (`no_clocks` says so). On an emulated GPU there is no other
+      program.
     - The clock is read back from time to time, also while none is set; a failed reading changes
       nothing.
     - After `close` no clock is set any more; it may be called repeatedly.
@@ -123,7 +124,7 @@ class ClockGovernor(Protocol):
         ...
 
     def on_instruction_end(self, upcoming_mhz: int | None = None) -> None:
-        """End an instruction, and request the clock of the next one.
+        """End an instruction, and request the clock of the next instruction.
 
         Args:
             upcoming_mhz: SM clock in MHz; None: it stays as it is, and is requested again where it
@@ -218,4 +219,4 @@ def log_given_up(logger: logging.Logger, rank_name: str, error: Exception) -> st
 def shown(text: str) -> str:
     """Return a text in one printable line that the planner stores."""
     line = " ".join(text.split())[:_MAX_CHARACTERS]
-    return "".join(each if each.isprintable() else "?" for each in line)
+    return "".join(character if character.isprintable() else "?" for character in line)

@@ -260,7 +260,7 @@ class ClockController:
         Args:
             real_mhz: Clock of this reading.
             limits: Limits at this reading, which explain a clock.
-            contradicts: True: another clock was set, and no limit explains this one.
+            contradicts: True: another clock was set, and no limit explains this clock.
         """
         now_s = time.monotonic()
         if limits or _differ(real_mhz, self._stuck_mhz):
@@ -276,11 +276,11 @@ class ClockController:
         )
 
     def _has_followed_beside(self, real_mhz: int) -> bool:
-        """Return whether a clock other than this one has ever come to be in force."""
+        """Return whether a clock other than this has ever come to be in force."""
         return any(_differ(mhz, real_mhz) for mhz in self._followed_mhz or ())
 
     def _is_application_clock(self, real_mhz: int) -> bool:
-        """Return whether this is the GPU's application clock, and that is not the highest one."""
+        """Return whether this is the GPU's application clock, and that is not the highest clock."""
         try:
             conditions = self._gpu.conditions()
             highest_mhz = max(self._gpu.supported_sm_clocks_mhz())
@@ -310,7 +310,7 @@ class ClockController:
 
         A reset, or a lock in passing, is undone, at most three times an hour. A lower clock that
         comes back is meant to stay: it is left as it is until the rank's next plan. So is the clock
-        of a GPU that never ran another one that was set.
+        of a GPU that never ran another clock that was set.
         """
         words, now_s = self._words, time.monotonic()
         self._asserted_s = [at_s for at_s in self._asserted_s if now_s - at_s < ASSERTIONS_PERIOD_S]

@@ -103,8 +103,8 @@ class Guard:
         Waits a moment for drivers that answer at once; others are looked after at later checks.
         """
         found = self._find()
-        live = {each.uuid for each in found if each.is_live and not each.is_ungoverned}
-        left = {_key(each): each for each in found if each.is_left or each.is_ungoverned}
+        live = {gpu.uuid for gpu in found if gpu.is_live and not gpu.is_ungoverned}
+        left = {_key(gpu): gpu for gpu in found if gpu.is_left or gpu.is_ungoverned}
         self._left = {
             key: state
             for key, state in self._left.items()
@@ -145,7 +145,7 @@ class Guard:
         return found
 
     def _begin(self, found: FoundRecord, *, is_taken: bool) -> _Worker:
-        """Fork a process that restores the clock; this one has a single thread."""
+        """Fork a process that restores the clock; this process has a single thread."""
         reading_fd, writing_fd = os.pipe2(os.O_CLOEXEC)
         pid = os.fork()
         if pid == 0:

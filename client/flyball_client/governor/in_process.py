@@ -112,7 +112,7 @@ class InProcessGovernor:
             self._count(num_samples=1, samples_mhz=sm_clock_mhz)
 
     def pause(self) -> None:
-        """Restore the clock until the next one is set."""
+        """Restore the clock until the next is set."""
         self._last_call = self._timed = None
         if not self._may_be_locked:
             return

@@ -129,7 +129,7 @@ class FoundRecord:
 
 def printable(text: str) -> str:
     """Return an untrusted text in one printable line."""
-    return "".join(each if each.isprintable() else "?" for each in text)
+    return "".join(character if character.isprintable() else "?" for character in text)
 
 
 class RankLock:
@@ -220,7 +220,9 @@ class LockRecord:
             is_locked = _lock_within(record.fd, _TAKE_TIMEOUT_S)
             is_same = record.holder() == found.holder and (is_locked or found.is_left)
             if is_same and not is_locked:
-                raise ClockHeldError("its record is locked by a process that this one cannot end")
+                raise ClockHeldError(
+                    "its record is locked by a process that this process cannot end"
+                )
         except BaseException:
             record.close()
             raise
@@ -272,7 +274,7 @@ def find_all_records(state_dir: Path, owner: int | None = None) -> list[FoundRec
 
     Args:
         state_dir: Folder of a user; it may be missing.
-        owner: User who must own it; None: this one.
+        owner: User who must own it; None: this user.
 
     Raises:
         StateRefusedError: The folder is refused.
@@ -283,7 +285,7 @@ def find_all_records(state_dir: Path, owner: int | None = None) -> list[FoundRec
     except FileNotFoundError:
         return []
     try:
-        files = (each.name for each in os.scandir(folder_fd) if each.name.endswith(_SUFFIX))
+        files = (entry.name for entry in os.scandir(folder_fd) if entry.name.endswith(_SUFFIX))
         names = sorted(islice(files, _MAX_RECORDS))
         records = [_find_record(state_dir, folder_fd, name) for name in names]
     finally:

@@ -151,7 +151,7 @@ class ProcessGovernor:
             self.give_up(error)
 
     def on_step_begin(self) -> None:
-        """Check the governor; start another one where the pair was killed."""
+        """Check the governor; start another where the pair was killed."""
         if self._is_closed or self._process is None:
             return
         words = self._words
@@ -304,7 +304,7 @@ class ProcessGovernor:
             _logger.warning("%s: the SM clock %s", self._rank_name, text)
 
     def _log_others(self) -> None:
-        """Log that the clock is not the one that was set."""
+        """Log that the clock is not what was set."""
         num_asserted, yields = self._words[word.NUM_ASSERTED], self._yields()
         if num_asserted > self._num_asserted:
             _logger.warning(
@@ -433,7 +433,7 @@ class ProcessGovernor:
             "%s: the clock governor and its standby were killed and are restarted",
             self._rank_name,
         )
-        # The new one restores a clock that they left locked, according to the lock record.
+        # The new governor restores a clock that they left locked, according to the lock record.
         try:
             self._process = self._spawn()
         except Exception as error:

@@ -19,7 +19,7 @@ _GONE = (FileNotFoundError, ProcessLookupError, PermissionError)
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessIdentity:
-    """Identity of a process, which differs from that of a later one with the same number.
+    """Identity of a process, which differs from that of a later process with the same number.
 
     Attributes:
         pid: Process number.

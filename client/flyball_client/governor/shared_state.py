@@ -2,7 +2,7 @@
 
 One page of 64-bit words in an anonymous file that the processes inherit. Each word has one
 writer, and an aligned word is stored atomically, so there is no lock: the rank overwrites its
-request, and the governor serves the newest one. A timed request has words of its own, since the
+request, and the governor serves the newest. A timed request has words of its own, since the
 request before it may not have been served yet. A text follows the words.
 """
 
@@ -25,7 +25,7 @@ TIMED_REQUEST: Final = 3
 NOT_BEFORE_NS: Final = 4
 """CLOCK_MONOTONIC at which it is made, ns; see `tagged_ns`."""
 PLAN_NUMBER: Final = 5
-"""Number of plans that have taken effect, from 1: with a new one a yielded clock is set again."""
+"""Number of plans that have taken effect, from 1: with a new plan a yielded clock is set again."""
 
 # ------------------------------------------------------------------ written by the governor
 STATE: Final = 8
@@ -77,7 +77,7 @@ GIVEN_UP: Final = 3
 OTHERS: Final = 0
 """Another program has set its clock again."""
 NO_EFFECT: Final = 1
-"""The driver accepts clocks, and the GPU runs another one."""
+"""The driver accepts clocks, and the GPU runs another clock."""
 APPLICATION: Final = 2
 """The GPU runs its application clock, whatever is locked."""
 
@@ -141,7 +141,7 @@ class SharedState:
 
 
 def is_newer(request: int, other: int) -> bool:
-    """Return whether a request was made after another one; numbers start again after 2**32."""
+    """Return whether a request was made after another request; numbers start again after 2**32."""
     later_by = (request >> _NUMBER_SHIFT) - (other >> _NUMBER_SHIFT) & _NUMBER_MASK
     return 0 < later_by <= _NUMBER_MASK // 2
 

@@ -115,7 +115,7 @@ def open_state_dir(folder: Path, owner: int | None = None) -> int:
 
     Args:
         folder: The folder.
-        owner: User who must own it; None: this one.
+        owner: User who must own it; None: this user.
 
     Raises:
         StateRefusedError: It is a link or no folder, another user's, or open to others.

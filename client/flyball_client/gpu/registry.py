@@ -42,9 +42,9 @@ VENDORS: dict[str, Callable[[], GpuVendor]] = {"nvidia": _nvidia}
 
 
 def vendor_of(uuid: str) -> GpuVendor:
-    """Return the vendor of the GPU with this UUID; the first one if it is nobody's."""
+    """Return the vendor of the GPU with this UUID; the first vendor if it is nobody's."""
     vendors = _vendors()
-    return next((each for each in vendors if uuid.startswith(each.uuid_prefix)), vendors[0])
+    return next((vendor for vendor in vendors if uuid.startswith(vendor.uuid_prefix)), vendors[0])
 
 
 def local_vendor(environ: Mapping[str, str]) -> GpuVendor:
@@ -271,9 +271,9 @@ def reset_clock(uuid: str, environ: Mapping[str, str]) -> None:
 def gpu_argument(text: str) -> str:
     """Check an index or a UUID; argparse's `type`."""
     vendors = _vendors()
-    prefixes = "|".join(re.escape(each.uuid_prefix) for each in vendors)
+    prefixes = "|".join(re.escape(vendor.uuid_prefix) for vendor in vendors)
     if re.fullmatch(rf"[0-9]{{1,4}}|(?:{prefixes})[0-9A-Za-z-]{{1,80}}", text) is None:
-        listers = " or ".join(each.lister for each in vendors)
+        listers = " or ".join(vendor.lister for vendor in vendors)
         raise argparse.ArgumentTypeError(
             f"{text!r} is neither a GPU's index nor its UUID; {listers} lists both"
         )
@@ -315,6 +315,6 @@ def uuid_of_framework(uuid: object, backend: str) -> str | None:
         uuid: UUID in the properties of torch's device.
         backend: Build of torch, `cuda` or `hip`.
     """
-    prefixes = (each.uuid_prefix for each in _vendors() if each.torch_backend == backend)
+    prefixes = (vendor.uuid_prefix for vendor in _vendors() if vendor.torch_backend == backend)
     prefix = next(prefixes, None)
     return None if prefix is None else f"{prefix}{uuid}"

@@ -72,7 +72,7 @@ class VisibleGpus:
         """Return the UUID of the GPU that the framework calls `cuda:number`.
 
         Raises:
-            GpuNotFoundError: Fewer GPUs are visible, or this one cannot be opened.
+            GpuNotFoundError: Fewer GPUs are visible, or this GPU cannot be opened.
         """
         if not 0 <= number < len(self.uuids):
             raise GpuNotFoundError(
@@ -163,7 +163,7 @@ class GpuVendor(Protocol):
     lister: str
     """Command of the vendor that lists indices and UUIDs, for texts."""
     uuid_prefix: str
-    """Text that UUIDs of this vendor begin with, and of no other one."""
+    """Text that UUIDs of this vendor begin with, and of no other vendor."""
     controls: tuple[str, ...]
     """Names of the ways to set clocks, for FLYBALL_CLOCK_CONTROL; the first opens for reading."""
     torch_backend: str
@@ -200,7 +200,7 @@ class GpuVendor(Protocol):
     def addresses(
         self, uuid: str, settings: ClockSettings, environ: Mapping[str, str]
     ) -> list[GpuAddress]:
-        """Return one address or several; a later one counts where those before cannot be opened.
+        """Return one address or several; a later one counts where no earlier one can be opened.
 
         Args:
             uuid: UUID.

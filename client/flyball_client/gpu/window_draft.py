@@ -82,7 +82,7 @@ def _quoted(window: GpuWindow, figure: str) -> str:
 
 
 def _printable(text: str) -> str:
-    return "".join(each if each.isprintable() else "?" for each in text)
+    return "".join(character if character.isprintable() else "?" for character in text)
 
 
 def _own_step_mhz(rising: Sequence[int]) -> float:

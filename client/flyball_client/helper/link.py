@@ -87,7 +87,7 @@ class AgentOwner(Owner, Protocol):
         ...
 
     def helper_ended(self, why: str) -> None:
-        """Report that the helper "has ended", say; another one starts."""
+        """Report that the helper "has ended", say; another helper starts."""
         ...
 
 
@@ -264,7 +264,7 @@ class _Link:
             self._send(number, "stop")
 
     def close(self, number: int) -> bool:
-        """End an agent; return whether it was the last one, with which the helper ends."""
+        """End an agent; return whether it was the last agent, with which the helper ends."""
         with self._unblocked():
             if len(self._owners) > 1:
                 self._send(number, "close")

@@ -47,7 +47,7 @@ class LinkTimes:
         flush_timeout_s: Time for posting the last measurements at the end.
 
     Raises:
-        ValueError: The pauses are not above 0, or the first one is the longer one.
+        ValueError: The pauses are not above 0, or the first is the longer.
     """
 
     poll_wait_s: float = 60.0

@@ -68,7 +68,7 @@ class StepPlanner(PlannerThread):
     def keep(self, plan: RankPlan) -> None:
         """Keep a version that has a pipeline."""
         key = PlanKey(plan.version, plan.plan_id)
-        kept = [(known, each) for known, each in self._kept.items() if known != key]
+        kept = [(known, kept_plan) for known, kept_plan in self._kept.items() if known != key]
         # Replaced in one store: the thread reads it.
         self._kept = dict([*kept, (key, plan)][-_MAX_KEPT:])
 
@@ -272,7 +272,13 @@ def _delays(part: RankPipeline) -> ChangeDelays | None:
 def _coefficients(part: RankPipeline) -> dict[tuple[int, InstructionKind, int], WorkCoefficients]:
     kinds = [InstructionKind(kind) for kind in part.kinds]
     places = [(stage, kinds[kind], chunk) for stage, kind, chunk in part.groups]
-    return dict(zip(places, (WorkCoefficients(*each) for each in part.coefficients), strict=False))
+    return dict(
+        zip(
+            places,
+            (WorkCoefficients(*coefficients) for coefficients in part.coefficients),
+            strict=False,
+        )
+    )
 
 
 def _meetings(dag: DependencyDag, coupling: Coupling) -> list[int]:
@@ -296,4 +302,4 @@ def _meetings(dag: DependencyDag, coupling: Coupling) -> list[int]:
         meetings.append(number)
         number += coupling == "instruction" or instruction.kind in _BACKWARDS
     # What follows the last meeting within the step belongs to its end.
-    return [min(each, max(number - 1, 0)) for each in meetings]
+    return [min(meeting, max(number - 1, 0)) for meeting in meetings]

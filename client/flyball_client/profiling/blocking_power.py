@@ -1,4 +1,4 @@
-"""Blocking power: power of a GPU whose rank waits for another one.
+"""Blocking power: power of a GPU whose rank waits for another rank.
 
 The ranks are processes of `flyball_integrations.shared.blocking_pair`, which use torch; this module
 starts them and reads the waiting GPU's energy counter.
@@ -115,7 +115,7 @@ def measure_waiting_power(
         power_w=power_w,
         power_error_w=power_w * power_error(movements),
         num_periods=num_periods,
-        sm_clock_mhz=round(sum(each.sm_clock_mhz for each in movements) / len(movements)),
+        sm_clock_mhz=round(sum(movement.sm_clock_mhz for movement in movements) / len(movements)),
     )
 
 

@@ -54,7 +54,7 @@ def changed_work(before: GpuConditions | None, now: GpuConditions | None) -> str
     """Return what changed that times and energies depend on; empty: nothing that is known."""
     if before is None or now is None:
         return ""
-    return ", ".join(str(each) for each in changes(before, now) if each.changes_work)
+    return ", ".join(str(change) for change in changes(before, now) if change.changes_work)
 
 
 def point_of(

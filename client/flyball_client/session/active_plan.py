@@ -25,7 +25,7 @@ _MAX_NUMBER = 2**31 - 1
 def compile_plan(plan: RankPlan, *, stage: int, supported_mhz: tuple[int, ...]) -> CompiledPlan:
     """Check a plan and prepare it for execution.
 
-    A clock that the GPU does not support is raised to the next one that it supports, so that no
+    A clock that the GPU does not support is raised to the next clock that it supports, so that no
     instruction takes longer than planned.
 
     Args:
@@ -190,7 +190,7 @@ class PendingPlans:
 _logger = logging.getLogger(__name__)
 
 
-# Plans of other numbers of microbatches that are kept for when those return, and the newest one.
+# Plans of other numbers of microbatches that are kept for when those return, and the newest.
 _MAX_KEPT = 4
 
 
@@ -257,7 +257,7 @@ class ActivePlan:
             self.cursor.begin_step(step, own_clocks)
 
     def end_step(self, step: int) -> None:
-        """End the step; log the first one that does not fit a plan."""
+        """End the step; log the first step that does not fit a plan."""
         cursor = self.cursor
         if cursor is None:
             return
@@ -319,7 +319,7 @@ class ActivePlan:
             self.cursor.end_step()
 
     def _keep(self, due: tuple[CompiledPlan, int] | None) -> None:
-        """Keep a due plan in place of the one for the same number of microbatches."""
+        """Keep a due plan in place of that for the same number of microbatches."""
         if due is None:
             return
         num_microbatches = due[0].num_microbatches
@@ -352,7 +352,9 @@ class ActivePlan:
 
     def _fitting(self, num_microbatches: int | None) -> tuple[CompiledPlan, int] | None:
         kept = reversed(self._kept.values())
-        return next((each for each in kept if _fits(each[0], num_microbatches)), None)
+        return next(
+            (kept_plan for kept_plan in kept if _fits(kept_plan[0], num_microbatches)), None
+        )
 
 
 def _fits(plan: CompiledPlan, num_microbatches: int | None) -> bool:

@@ -75,7 +75,7 @@ class AnnouncedSteps:
             _logger.warning("%s: announced work is not used without plan_steps", self._rank_name)
 
     def void(self, step: int) -> None:
-        """Let a step run at the highest clocks, since it is not the one that was announced."""
+        """Let a step run at the highest clocks, since another step was announced."""
         if self._exchange is not None:
             self._exchange.void(step)
 
@@ -136,7 +136,7 @@ class AnnouncedSteps:
         return self._exchange.end(step, None if plan is None else key_of(plan))
 
     def learn(self, times_s: Callable[[], Sequence[float]], cursor: PlanCursor | None) -> None:
-        """Learn from the step that has ended, once the next one's clock is requested."""
+        """Learn from the step that has ended, once the next step's clock is requested."""
         if self._exchange is not None and cursor is not None:
             self._exchange.learn(times_s, cursor.plan.highest_sm_clock_mhz)
 

@@ -39,7 +39,7 @@ class EnergyReader:
     """Reader of one GPU's energy counter, by a thread where the GPU is a real one.
 
     A driver may take many milliseconds for a reading (docs/measured-on-gpus.md). One reading
-    serves all requests that came before its end, as those of a step's end and the next one's
+    serves all requests that came before its end, as those of a step's end and the next step's
     begin. It is given out once the counter has moved on: one that stands still has stopped at an
     unknown moment, and its last value is not measured either. Nor is one that comes late, of a call
     that hangs: steps that ended meanwhile would have no energy, and one of them that of all. After

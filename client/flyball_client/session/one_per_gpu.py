@@ -11,7 +11,7 @@ _logger = logging.getLogger(__name__)
 
 
 class GpuSession(Protocol):
-    """Session that another one may replace.
+    """Session that another may replace.
 
     Attributes:
         name: Job and rank, for the log.

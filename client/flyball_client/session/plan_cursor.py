@@ -110,7 +110,7 @@ def number_of_microbatches(instructions: Iterable[tuple[str, int | None]]) -> in
 
 
 def clock_changes(clocks_mhz: Sequence[int]) -> dict[int, int]:
-    """Return the positions at which the clock changes, each with the one before; first: 0."""
+    """Return the positions at which the clock changes, each with the position before; first: 0."""
     # In C, since it is done as a step begins.
     differ = map(ne, clocks_mhz[1:], clocks_mhz)
     positions = tuple(compress(range(1, len(clocks_mhz)), differ))

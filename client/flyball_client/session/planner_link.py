@@ -121,7 +121,7 @@ class PlannerLink:
     # ------------------------------------------------------------------ the agent's rank
 
     def agent_maker(self) -> partial[RankAgent]:
-        """Return what makes an agent that goes on where the last one has ended."""
+        """Return what makes an agent that goes on where the last agent has ended."""
         # Another helper does not have the pipeline of the known version.
         known = self._known if self._steps is None else NO_PLAN
         state = replace(self._spec, start_id=self._start_id, known=known, is_lost=self.is_lost)

@@ -53,12 +53,12 @@ _logger = logging.getLogger(__name__)
 class RankSession:
     """Session of one rank: follows its plans, sets its GPU's clock, measures its steps.
 
-    Without a plan the clock is not changed. While one is in force, the clock of each instruction
-    is requested at the end of the one before, so that it takes effect while the rank waits, and
-    that of a step's first instruction at the end of the last step: of its last instruction by the
-    plan in force, then of the step by the plan that is due. Where a rank does not wait, a plan may
-    name an earlier moment instead: a time after an earlier instruction's begin. An instruction that
-    begins at another clock than was requested gets its own then; see PlanCursor for unplanned
+    Without a plan the clock is not changed. While one is in force, the clock of each instruction is
+    requested at the end of the instruction before, so that it takes effect while the rank waits,
+    and that of a step's first instruction at the end of the last step: of its last instruction by
+    the plan in force, then of the step by the plan that is due. Where a rank does not wait, a plan
+    may name an earlier moment instead: a time after an earlier instruction's begin. An instruction
+    that begins at another clock than was requested gets its own then; see PlanCursor for unplanned
     instructions.
 
     The hooks do no I/O and raise nothing: after an error clocks are no longer
@@ -81,7 +81,7 @@ class RankSession:
         observer: Observer that is called with each instruction; None: the GPU if it is emulated.
         without_planner: Clocks while the planner cannot be reached: those of the last plan, or
             default clocks.
-        lease_s: Time in s without a hook after which the clock is restored until the next one.
+        lease_s: Time in s without a hook after which the clock is restored until the next step.
             The start of an instruction at the previous clock does not count as a hook.
         plans: Received plans, with the choice among them; None: the newest is run.
         clock: Monotonic clock in s; None: emulated time on an emulated GPU, else the system's.
@@ -213,7 +213,7 @@ class RankSession:
         Args:
             work: Per microbatch, the lengths of its sequences in tokens, or the number of patches
                 of each of its images; or one number, its time over that in the profile.
-            step: Number of the step; None: the next one that begins.
+            step: Number of the step; None: the next step that begins.
             slowest_s: Time at the highest clocks of the job's slowest pipeline in this step, s,
                 where ranks have no other way to agree on it.
             coupling: Where data-parallel ranks wait for each other in this step, for a rank that
@@ -252,7 +252,7 @@ class RankSession:
             if self._link is not None:
                 self._link.stop()
                 self._link = None
-        # Also without a planner: other ranks wait for this one.
+        # Also without a planner: other ranks wait for this rank.
         self._steps.start()
 
     def close(self) -> None:
@@ -289,7 +289,7 @@ class RankSession:
 
     @property
     def current_step(self) -> int:
-        """Number of the current step, or between steps of the next one."""
+        """Number of the current step, or between steps of the next."""
         return self._current_step
 
     @property
@@ -377,7 +377,7 @@ class RankSession:
             self._governor.give_up(error)
 
     def on_step_end(self) -> None:
-        """End the training step; request the next one's first clock, and post the measurement."""
+        """End the training step; request the next step's first clock, and post the measurement."""
         if self._is_closed or not self._is_in_step:
             return
         self._is_in_step = False
@@ -389,7 +389,7 @@ class RankSession:
         self._request_first_clock()
 
     def on_step_failed(self) -> None:
-        """Abort the training step; the clock is restored until the next one.
+        """Abort the training step; the clock is restored until the next step.
 
         The step is counted and not measured. Without effect after `on_step_end`.
         """
@@ -399,7 +399,7 @@ class RankSession:
         self._current_step += 1
         self._begun = None
         self._active_plan.break_off_step()
-        # It is tried again, perhaps, and the next one's work was another's.
+        # It is tried again, perhaps, and the next step's work was another's.
         self._steps.void(self._current_step)
         self._governor.pause()
         if self._emulated is not None:
@@ -412,7 +412,7 @@ class RankSession:
 
         Args:
             kind: Name of the instruction, as in InstructionKind: `forward`, `backward`, ...
-            microbatch: Microbatch, from 0; None: the one that the plan expects.
+            microbatch: Microbatch, from 0; None: the microbatch that the plan expects.
             chunk: Model chunk, where there are several.
         """
         # Hot path: few objects and calls; other work is done at the instruction's end.
@@ -449,7 +449,7 @@ class RankSession:
     def on_instruction_end(
         self, kind: str, *, microbatch: int | None = None, chunk: int = 0
     ) -> None:
-        """End the computation, and request the next one's clock; arguments as at its start."""
+        """End the computation, and request the next clock; arguments as at its start."""
         del microbatch
         if self._is_closed:
             return

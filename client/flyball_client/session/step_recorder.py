@@ -260,7 +260,7 @@ class StepRecorder:
 
     @property
     def history(self) -> tuple[StepMeasurement, ...]:
-        """Return the totals of the last steps, in order; wait for the last one's energy."""
+        """Return the totals of the last steps, in order; wait for the last step's energy."""
         self._meter.energy.wait(_ENERGY_TIMEOUT_S)
         return tuple(self._history)
 
@@ -330,6 +330,6 @@ class StepRecorder:
         self._meter.energy.close(_ENERGY_TIMEOUT_S)
 
     def _detail(self, plan: CompiledPlan) -> MeasurementDetail:
-        """Return the detail of this step; clocks settle in the first one on a plan."""
+        """Return the detail of this step; clocks settle in the first step on a plan."""
         is_timed = 1 < self._num_on_plan <= 1 + plan.num_timed_steps
         return MeasurementDetail.INSTRUCTIONS if is_timed else plan.measurement_detail

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 
 class StepShape:
-    """Number of microbatches of the steps, followed where two steps in a row have another one.
+    """Number of microbatches of the steps, followed where two steps in a row have another number.
 
     All ranks run the same microbatches, so all of them change at the same step.
 

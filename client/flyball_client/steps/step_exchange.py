@@ -1,6 +1,6 @@
 """A rank's part in the steps of a job that announces work: from a step's work to its clocks.
 
-During a step, a thread that only polls finds the next one's clocks: it gathers what the ranks of
+During a step, a thread that only polls finds the next step's clocks: it gathers what the ranks of
 the pipeline announce, has the helper time the pipeline at its highest clocks, finds the slowest
 pipeline with the other ranks, and has the helper choose clocks. What is not there as the step
 before ends is not waited for: the step runs at the highest clocks on this rank.
@@ -73,7 +73,7 @@ class _Announced(NamedTuple):
 
 
 class _Decided(NamedTuple):
-    """Clocks of a step, decided as the one before ends or as it begins."""
+    """Clocks of a step, decided as the step before ends or as it begins."""
 
     step: int
     plan: PlanKey
@@ -188,7 +188,7 @@ class StepExchange:
         self._news.set()
 
     def void(self, step: int) -> None:
-        """Let a step run at the highest clocks: it is not the one that was announced."""
+        """Let a step run at the highest clocks: another step was announced."""
         self._voided = step
         self._plans.pop(step, None)
         self._works.pop(step, None)
@@ -210,7 +210,7 @@ class StepExchange:
 
         Args:
             step: Number of the step.
-            next_plan: Plan in force at the next one; None: it has no step plans.
+            next_plan: Plan in force at the next step; None: it has no step plans.
             other_plans: Plans that are in force there if its work has another number of
                 microbatches, by that number.
             last_mhz: Clock of the step's last instruction on this rank, MHz; 0: not known.
@@ -396,7 +396,7 @@ class StepExchange:
         """Return the slowest pipeline's times; empty: not all pipelines have the step's."""
         # Each number and its negative: the greatest of both are equal only if all ranks' are.
         common = (step, 0 if plan is None else plan.version, len(times_s))
-        numbers = [number for each in common for number in (float(each), -float(each))]
+        numbers = [number for value in common for number in (float(value), -float(value))]
         first_s = times_s[0] if times_s else 0.0
         found = self._result_of(self._agreement.greatest([*numbers, first_s]))
         are_equal = [high == -low for high, low in zip(found[0:6:2], found[1:6:2], strict=True)]

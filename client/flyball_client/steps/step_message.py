@@ -43,14 +43,14 @@ def read_messages(messages: Sequence[bytes]) -> tuple[list[StepMessage], StepWor
             not understood: a rank runs another version of Flyball.
     """
     try:
-        parts = [each.partition(b"\n") for each in messages]
+        parts = [message.partition(b"\n") for message in messages]
         found = [_read(line) for line, _, _ in parts]
         # Equal works are decoded once.
         decoded = [json.loads(work) for work in {work for _, _, work in parts}]
         works = {checked_work(work) for work in decoded if work is not None}
     except (ValueError, TypeError) as error:
         raise AgreementError(f"another rank's message is not understood: {error}") from None
-    steps = {each.step for each in found}
+    steps = {message.step for message in found}
     if len(steps) > 1:
         raise AgreementError(
             f"ranks of the pipeline are at different steps, {min(steps)} and {max(steps)}"
@@ -83,26 +83,26 @@ def common_load(messages: Sequence[StepMessage], work: StepWork) -> StepLoad | N
         messages: Of all ranks of the pipeline.
         work: Of the step.
     """
-    plan, *differing = {each.plan_for(len(work)) for each in messages}
+    plan, *differing = {message.plan_for(len(work)) for message in messages}
     if plan is None or differing:
         return None
     slowness = [1.0] * _num_stages(messages)
     caution = 0.0
-    for each in messages:
+    for message in messages:
         # A rank's slowness under another plan does not count.
-        if each.plan == plan:
-            slowness[each.stage] = max(slowness[each.stage], each.slowness.at_highest)
-            caution = max(caution, each.slowness.below)
+        if message.plan == plan:
+            slowness[message.stage] = max(slowness[message.stage], message.slowness.at_highest)
+            caution = max(caution, message.slowness.below)
     return StepLoad(messages[0].step, plan, work, tuple(slowness), caution)
 
 
 def clocks_in_force_mhz(messages: Sequence[StepMessage]) -> tuple[int, ...]:
     """Return by stage the clock in force before the step, MHz; empty: a clock is not known."""
     in_force_mhz = [0] * _num_stages(messages)
-    for each in messages:
-        in_force_mhz[each.stage] = max(in_force_mhz[each.stage], each.last_mhz)
+    for message in messages:
+        in_force_mhz[message.stage] = max(in_force_mhz[message.stage], message.last_mhz)
     return tuple(in_force_mhz) if all(in_force_mhz) else ()
 
 
 def _num_stages(messages: Sequence[StepMessage]) -> int:
-    return 1 + max(each.stage for each in messages)
+    return 1 + max(message.stage for message in messages)

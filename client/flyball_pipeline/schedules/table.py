@@ -1,4 +1,4 @@
-"""Schedules by name. A new one is a generator beside these and an entry in `SCHEDULES`."""
+"""Schedules by name. A new schedule is a generator beside these and an entry in `SCHEDULES`."""
 
 from __future__ import annotations
 

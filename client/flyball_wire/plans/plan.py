@@ -15,7 +15,7 @@ from flyball_wire.closed_loop import NO_RESERVE, ComparedPlan, Reserve
 from flyball_wire.read_models import SavingSources
 
 MIN_SLOWDOWN, MAX_SLOWDOWN = 0.01, 100.0
-"""Bounds of a slowdown factor; beyond them a GPU is another one, or stopped."""
+"""Bounds of a slowdown factor; beyond them it is another GPU, or stopped."""
 
 PROBE_POLICY = "probe"
 """Policy of a plan that measures instructions at changing clocks."""
@@ -325,7 +325,10 @@ class Plan:
 
         A rank that registered after the plan was made gets the first pipeline, which is safe too.
         """
-        return next((one for one in self.pipelines if dp_rank in one.dp_ranks), self.pipelines[0])
+        return next(
+            (pipeline for pipeline in self.pipelines if dp_rank in pipeline.dp_ranks),
+            self.pipelines[0],
+        )
 
     def order_of(self, pipeline: PipelinePlan) -> Schedule:
         """Return the order of one of its pipelines.

@@ -75,7 +75,7 @@ class MicrobatchSteps:
         self.meetings = Meetings()
         # Of the step: whether ranks meet in each microbatch.
         self._met: list[bool] = []
-        # Of the step, so that a backward of an earlier one is not taken for its own.
+        # Of the step, so that a backward of an earlier step is not taken for its own.
         self._number = 0
         self._running: tuple[str, int] | None = None
         # Models within the running one's forward, as where it calls itself.
@@ -91,7 +91,7 @@ class MicrobatchSteps:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Run the block as one training step; within another one it has no effect."""
+        """Run the block as one training step; within another step it has no effect."""
         if self._waits.is_in_step:
             yield
             return
@@ -179,8 +179,10 @@ def meets_in_microbatch(model: torch.nn.Module) -> Callable[[], bool]:
     groups = fsdp_groups(model)
     if groups:
         return lambda: any(map(_gathers, groups)) and any(map(_meets_in_backward, groups))
-    replicated = [each for each in model.modules() if isinstance(each, DistributedDataParallel)]
-    return lambda: all(each.require_backward_grad_sync for each in replicated)
+    replicated = [
+        module for module in model.modules() if isinstance(module, DistributedDataParallel)
+    ]
+    return lambda: all(module.require_backward_grad_sync for module in replicated)
 
 
 def _gathers(group: Any) -> bool:  # noqa: ANN401 - private to torch

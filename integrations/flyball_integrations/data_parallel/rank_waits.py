@@ -1,6 +1,6 @@
 """Times in which a rank waits for other ranks within a training step.
 
-Every rank's step ends when the slowest rank's does, so the time of a step does not tell which one
+Every rank's step ends when the slowest rank's does, so the time of a step does not tell which rank
 that is. Its computation does: the step without the waits for collectives.
 
 - DistributedDataParallel waits once, at the end of each backward, and for buffers before a
@@ -48,7 +48,7 @@ class RankWaits:
     Args:
         session: session that they are reported to.
         device: of the model; on the CPU a wait is over when it returns, elsewhere it is launched.
-        hooks: of a step's instructions; None: the step is the only one.
+        hooks: of a step's instructions; None: the step is the only instruction.
     """
 
     def __init__(
@@ -221,18 +221,18 @@ def coupling_of(
     DDP is taken to average once a step, or with microbatches in each of them.
     """
     modules = list(model.modules())
-    if any(isinstance(each, FSDPModule) for each in modules):
+    if any(isinstance(module, FSDPModule) for module in modules):
         return "instruction"
     if num_ranks == 1:
         return "step"
-    if any(isinstance(each, DistributedDataParallel) for each in modules):
+    if any(isinstance(module, DistributedDataParallel) for module in modules):
         return "backward" if has_microbatches else "step"
     return "unknown"
 
 
 def fsdp_groups(model: torch.nn.Module) -> list[Any]:
     """Return the parameter groups of a model's FSDP2 modules."""
-    return [group for each in model.modules() for group in _fsdp_groups(each)]
+    return [group for module in model.modules() for group in _fsdp_groups(module)]
 
 
 def _fsdp_groups(module: torch.nn.Module) -> list[Any]:
@@ -269,7 +269,7 @@ class _PaddedMeeting:
 
     The last gradients are on their way before the padding, so no rank would wait for one that pads
     longer, and its time would come to the next step. So each rank pads as its computation ends, and
-    then meets the others. A step has as many backwards that exchange gradients as the one before;
+    then meets the others. A step has as many backwards that exchange gradients as the step before;
     where it is one instruction, it pads at the last of them.
 
     Args:
@@ -305,8 +305,10 @@ class _PaddedMeeting:
         is_last_alone: bool,
     ) -> _PaddedMeeting | None:
         """Return a meeting of all ranks; None: GPUs are real, or not all ranks meet."""
-        sizes = [each.process_group.size() for each in modules] or [
-            each.device_mesh.size() for each in model.parameters() if isinstance(each, DTensor)
+        sizes = [module.process_group.size() for module in modules] or [
+            parameter.device_mesh.size()
+            for parameter in model.parameters()
+            if isinstance(parameter, DTensor)
         ]
         if not waits.is_padded or sizes[:1] != [num_ranks]:
             return None
@@ -315,7 +317,7 @@ class _PaddedMeeting:
 
     def backward_ends(self) -> None:
         """Pad, and meet the others, where this backward ends an instruction and averages."""
-        if not all(each.require_backward_grad_sync for each in self._modules):
+        if not all(module.require_backward_grad_sync for module in self._modules):
             return
         if self._is_last_alone:
             if self._waits.step != self._step:

@@ -138,10 +138,10 @@ class _MicrobatchAnnouncer(PipelineAnnouncer):
 
 def whole_work(batches: Sequence[BatchLengths]) -> BatchLengths:
     """Return the work of a step of these batches: all lengths, or the mean of factors."""
-    factors = [each for each in batches if isinstance(each, float)]
+    factors = [given for given in batches if isinstance(given, float)]
     if len(factors) == len(batches):
         return math.fsum(factors) / len(factors)
-    return [length for each in batches if not isinstance(each, float) for length in each]
+    return [length for given in batches if not isinstance(given, float) for length in given]
 
 
 # Beside the models: one that is copied or pickled takes nothing of it along.
@@ -307,7 +307,7 @@ def steps(
 
     Give `announces_work=True` to `attach` on all ranks. Batches and their order are the loader's;
     one step is read ahead. `state_dict` of the loader, and of what this returns, is the position
-    before that step. A pass reads nothing of the next one, so `set_epoch` comes in time.
+    before that step. A pass reads nothing of the next pass, so `set_epoch` comes in time.
 
     Args:
         loader: of batches; may be passed over again for each epoch.
@@ -315,7 +315,7 @@ def steps(
             a list or a CPU tensor. Or a float, the time of the batch over that in the profile.
         accumulate: number of batches in a step, which then come as a list; None: one, as it is.
         gives_lists: False: with `accumulate`, batches come one by one all the same.
-        model: that Flyball is attached to; None: the only one of this process.
+        model: that Flyball is attached to; None: the only model of this process.
 
     Raises:
         ValueError: `accumulate` is below 1.

@@ -20,7 +20,7 @@ from flyball_integrations.deepspeed.stage_actions import (
     pulled_actions,
 )
 from flyball_integrations.shared.instruction_hooks import Execute, Instructions
-from flyball_pipeline.schedule import Schedule, peak_activations
+from flyball_pipeline.schedule import Schedule
 
 
 class EagerP2P:
@@ -245,7 +245,7 @@ class EngineOrder:
         eager: EagerP2P | None = None,
     ) -> None:
         self._engine = engine
-        self._num_in_flight = peak_activations(order)
+        self._num_in_flight = order.peak_activations
         self._eager = eager
         self._loss_of_buffer: dict[int, Any] = {}
         self._num_pipe_buffers = engine.num_pipe_buffers

@@ -281,7 +281,7 @@ def detach(engine: PipelineEngine) -> None:
 def microbatches(
     engine: PipelineEngine, loader: Iterable[B] | None = None, *, lengths: Callable[[B], Any]
 ) -> Iterator[B]:
-    """Return an iterator for `train_batch`, which announces each step while the one before runs.
+    """Return an iterator for `train_batch`, which announces each step while the step before runs.
 
     Give `announces_work=True` to `attach` on all ranks, and call this on those that read, of the
     first and the last stage, or on all; both must read the same. Microbatches and their order are

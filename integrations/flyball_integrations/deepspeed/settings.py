@@ -135,7 +135,7 @@ def settings_of(options: Mapping[str, Option]) -> tuple[Setting, ...]:
         "gpu": {"form": gpus, "check": _is_gpu_type},
         "transitions": {"kind": str, "form": "the path of a TOML file"},
     }
-    planning = (replace(each, **special.get(name, {})) for name, each in options.items())
+    planning = (replace(option, **special.get(name, {})) for name, option in options.items())
     declared = (
         Option(
             "",
@@ -154,7 +154,7 @@ def settings_of(options: Mapping[str, Option]) -> tuple[Setting, ...]:
         TIMING,
         ANNOUNCES_WORK,
     )
-    return tuple(Setting(each, _ENVPIPES.get(each.name)) for each in declared)
+    return tuple(Setting(option, _ENVPIPES.get(option.name)) for option in declared)
 
 
 SETTINGS = settings_of(ATTACHED_OPTIONS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum
 from operator import itemgetter
 
-from flyball_pipeline.dag import build_dag, nodes_in_order
+from flyball_pipeline.dag import build_dag
 from flyball_pipeline.instruction import InstructionKind
 from flyball_pipeline.paths import earliest_finish_s
 from flyball_pipeline.schedule import Schedule
@@ -55,11 +55,11 @@ def pulled_actions(schedule: Schedule, stage: int) -> list[Action]:
         PipelineError: the order deadlocks in any case.
     """
     dag = build_dag(schedule)
-    is_forward = [each.kind == InstructionKind.FORWARD for each in dag.instruction]
+    is_forward = [instruction.kind == InstructionKind.FORWARD for instruction in dag.instruction]
     time = [_FORWARD_TIME if forward else _BACKWARD_TIME for forward in is_forward]
     finish = earliest_finish_s(dag, time)
     events: list[tuple[tuple[float, int, int, int], Action]] = []
-    for receiver, nodes in enumerate(nodes_in_order(schedule, dag)):
+    for receiver, nodes in enumerate(dag.nodes_of(schedule)):
         for node in nodes:
             start, microbatch = finish[node] - time[node], dag.instruction[node].microbatch
             receive, compute, send = _FORWARD_ACTIONS if is_forward[node] else _BACKWARD_ACTIONS

@@ -196,7 +196,7 @@ class _CountingCollator:
         batch = self._collator(features)
         if self.lengths is not None and isinstance(batch, MutableMapping):
             try:
-                batch[LENGTHS_KEY] = [int(each) for each in self.lengths(features, batch)]
+                batch[LENGTHS_KEY] = [int(length) for length in self.lengths(features, batch)]
             except Exception as error:
                 self.lengths = None
                 _logger.warning("steps are not announced: lengths: %r", error)
@@ -248,7 +248,7 @@ class _StepReader:
                 break
             except Exception as error:  # of the next step, and raised there
                 self._failed = error
-        lengths = [each for _, each in self._ahead]
+        lengths = [batch for _, batch in self._ahead]
         return lengths if all(lengths) else []
 
     def _read(self) -> tuple[Any, Any]:

@@ -269,7 +269,7 @@ def microbatches(
     lengths: Callable[[Any], Any],
     num_microbatches: Callable[[], int] | None = None,
 ) -> Any:  # noqa: ANN401 - as it was given
-    """Return the data iterator, whose steps are announced while the one before runs.
+    """Return the data iterator, whose steps are announced while the step before runs.
 
     Give `announces_work=True` to `attach` on all ranks, and call this on every rank with what
     Megatron has there: an iterator, a list of one for each model chunk, or None where nothing is
@@ -294,8 +294,8 @@ def microbatches(
         return None
     if isinstance(data_iterator, list | tuple):
         return [
-            microbatches(each, lengths=lengths, num_microbatches=num_microbatches)
-            for each in data_iterator
+            microbatches(iterator, lengths=lengths, num_microbatches=num_microbatches)
+            for iterator in data_iterator
         ]
     number = attachment.num_microbatches
     is_rerun = type(data_iterator).__name__ == "RerunDataIterator"

@@ -57,7 +57,11 @@ class HookedTimers:
         self._training = training
         self._transfers = transfers
         self._places = {
-            kind.value: [(each.microbatch, each.chunk) for each in order if each.kind == kind]
+            kind.value: [
+                (instruction.microbatch, instruction.chunk)
+                for instruction in order
+                if instruction.kind == kind
+            ]
             for kind in (InstructionKind.FORWARD, InstructionKind.BACKWARD)
         }
         self._num_done = dict.fromkeys(self._places, 0)

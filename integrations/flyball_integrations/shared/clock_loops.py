@@ -93,7 +93,7 @@ class KernelLoad:
     """Loops of a persistent kernel on a CUDA device; work in SM cycles.
 
     Args:
-        device: CUDA device, which is the current one.
+        device: CUDA device, which is the current device.
 
     Raises:
         Exception: NVRTC cannot be used, or this torch has no access to it.

@@ -62,7 +62,7 @@ def on_all_ranks_or_none(*, timeout_s: float = TIMEOUT_S) -> Iterator[Joining]:
     others are notified.
 
     Args:
-        timeout_s: time limit in s for the ranks to come to its end after this one.
+        timeout_s: time limit in s for the ranks to come to its end after this rank.
 
     Raises:
         ValueError: another rank has failed, runs another order, or has not come.
@@ -94,7 +94,7 @@ def on_all_ranks_or_none(*, timeout_s: float = TIMEOUT_S) -> Iterator[Joining]:
 
 
 def _texts(mine: str, timeout_s: float) -> list[str]:
-    """Return the text of each rank; empty: all have the same one.
+    """Return the text of each rank; empty: all have the same text.
 
     Raises:
         ValueError: not all ranks have come within `timeout_s`, or the store is lost.

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import ctypes
 import json
+import logging
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed
@@ -23,6 +24,12 @@ from flyball_client.steps.agreement import AgreementError, AloneAgreement, Pendi
 
 # Of ranks for each other: at `attach`, and in an exchange.
 TIMEOUT_S = 300.0
+# Time in s at `attach` after which the ranks that have not come are named.
+_NAMED_AFTER_S = 10.0
+# Key of the store under which ranks are named that have not come in time.
+_MISSED = "flyball/agreement/missed"
+
+_logger = logging.getLogger(__name__)
 
 Place = tuple[int, int, int, int]
 """Ranks in data parallelism, of the stage, in tensor and in context parallelism."""
@@ -55,7 +62,7 @@ def agree_on_steps(place: Place, *, timeout_s: float = TIMEOUT_S) -> GlooAgreeme
 
 
 def decline_to_agree() -> None:
-    """End `agree_on_steps` of other ranks, since this one announces nothing; does not wait."""
+    """End `agree_on_steps` of other ranks, since this rank announces nothing; does not wait."""
     world = torch.distributed
     if world.is_available() and world.is_initialized():
         with suppress(RuntimeError):  # the store is lost, and the training with it
@@ -63,14 +70,18 @@ def decline_to_agree() -> None:
 
 
 class _Places:
-    """Places of all ranks, which rank 0 collects in the store of torch.distributed."""
+    """Places of all ranks, which rank 0 collects in the store of torch.distributed.
+
+    Ranks count the calls of `attach`. Where a rank has not come in time, the counts may differ, so
+    no rank waits from then on.
+    """
 
     def __init__(self) -> None:
         self._store: Any = torch.distributed.distributed_c10d._get_default_store()
         self._rank = torch.distributed.get_rank()
         number = self._store.add(f"flyball/agreements/{self._rank}", 1)
         ranks = range(torch.distributed.get_world_size())
-        self._keys = [f"flyball/agreement/{number}/{each}" for each in ranks]
+        self._keys = [f"flyball/agreement/{number}/{rank}" for rank in ranks]
         self._of_all = f"flyball/agreement/{number}/all"
 
     def decline(self) -> None:
@@ -83,28 +94,63 @@ class _Places:
         """Return the places of all ranks.
 
         Raises:
-            AgreementError: ranks have declined.
-            RuntimeError: ranks have not come.
+            AgreementError: ranks have declined, or have not come, now or before.
+            RuntimeError: the store is lost.
         """
-        store, limit = self._store, timedelta(seconds=timeout_s)
+        store = self._store
+        if store.check([_MISSED]):
+            self._end(f"{store.get(_MISSED).decode()} before")
         store.set(self._keys[self._rank], json.dumps(place))
         if self._rank == 0:
-            store.wait(self._keys, limit)
+            self._wait(self._keys, timeout_s)
             places = ",".join(store.get(key).decode() for key in self._keys)
             store.set(self._of_all, f"[{places}]")
-        store.wait([self._of_all], limit)
+        self._wait([self._of_all], timeout_s)
         found = json.loads(store.get(self._of_all))
+        if isinstance(found, str):
+            raise AgreementError(found)
         if None in found:
-            silent = [rank for rank, each in enumerate(found) if each is None]
+            silent = [rank for rank, answer in enumerate(found) if answer is None]
             raise AgreementError(
-                f"rank {self._rank} announces work, and {_ranks_text(silent)} not; give"
-                " announces_work=True on all ranks or on none"
+                f"rank {self._rank} announces work, and {_named(silent)}"
+                f" {'does' if len(silent) == 1 else 'do'} not; give announces_work=True on all"
+                " ranks or on none"
             )
-        return [tuple(each) for each in found]
+        return [tuple(answer) for answer in found]
+
+    def _wait(self, keys: Sequence[str], timeout_s: float) -> None:
+        """Wait for keys of the store; after some seconds log which ranks have not come.
+
+        Raises:
+            AgreementError: they have not come in time.
+        """
+        first_s = min(_NAMED_AFTER_S, timeout_s)
+        missing = [0]
+        for limit_s in filter(None, (first_s, timeout_s - first_s)):
+            with suppress(RuntimeError):  # of a store that is lost, the next call fails too
+                self._store.wait(list(keys), timedelta(seconds=limit_s))
+                return
+            here = [self._store.check([key]) for key in self._keys]
+            missing = [rank for rank, is_here in enumerate(here) if not is_here] or [0]
+            if limit_s == first_s and self._rank == here.index(True):
+                _logger.warning(
+                    "waiting up to %g s for %s to call attach with announces_work=True",
+                    timeout_s,
+                    _named(missing),
+                )
+        fault = f"{_named(missing)} did not call attach within {timeout_s:g} s"
+        self._store.set(_MISSED, fault)
+        self._end(fault)
+
+    def _end(self, fault: str) -> NoReturn:
+        """Raise the fault, on the other ranks too if this is rank 0."""
+        if self._rank == 0:
+            self._store.set(self._of_all, json.dumps(fault))
+        raise AgreementError(fault)
 
 
-def _ranks_text(ranks: Sequence[int]) -> str:
-    return f"rank {_shown(ranks)} does" if len(ranks) == 1 else f"ranks {_shown(ranks)} do"
+def _named(ranks: Sequence[int]) -> str:
+    return f"rank{'' if len(ranks) == 1 else 's'} {_shown(ranks)}"
 
 
 def _shown(ranks: Sequence[int]) -> str:

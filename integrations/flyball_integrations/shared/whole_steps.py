@@ -39,7 +39,7 @@ class WholeSteps:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Run the block as one training step; within another one it has no effect."""
+        """Run the block as one training step; within another step it has no effect."""
         if self._is_in_step:
             yield
             return
@@ -64,7 +64,7 @@ class WholeStepPlans(PendingPlans):
     """Received plans of a pipeline whose ranks are hooked at their steps alone.
 
     Of a plan with several clocks in a step, as of another policy than `constant`, a step runs at
-    the highest one: never slower than planned.
+    the highest clock: never slower than planned.
 
     Args:
         rank_name: job and rank, for the log.

@@ -213,12 +213,20 @@ def registration_of(schedule: PipelineSchedule) -> JobRegistration:
     if name is not None:
         return registration
     by_rank = computations_of(schedule)
-    places = tuple(tuple(sorted({one.virtual_stage for one in own})) for own in by_rank)
+    places = tuple(
+        tuple(sorted({instruction.virtual_stage for instruction in own})) for own in by_rank
+    )
     if places == tuple((stage,) for stage in range(len(by_rank))):
-        order = tuple(tuple((one.kind, one.microbatch) for one in own) for own in by_rank)
+        order = tuple(
+            tuple((instruction.kind, instruction.microbatch) for instruction in own)
+            for own in by_rank
+        )
         return replace(registration, order=order)
     with_chunks = tuple(
-        tuple((one.kind, one.microbatch, chunks.index(one.virtual_stage)) for one in own)
+        tuple(
+            (instruction.kind, instruction.microbatch, chunks.index(instruction.virtual_stage))
+            for instruction in own
+        )
         for own, chunks in zip(by_rank, places, strict=True)
     )
     return replace(registration, order=with_chunks, virtual_stages=places)
@@ -300,8 +308,8 @@ def _open_ends(
 
 def _coupling_of(schedule: PipelineSchedule) -> Coupling:
     """Return where data-parallel ranks meet: torch averages gradients once a step."""
-    modules = (each for stage in stages_of(schedule) for each in stage.submod.modules())
-    return "instruction" if any(isinstance(each, FSDPModule) for each in modules) else "step"
+    modules = (module for stage in stages_of(schedule) for module in stage.submod.modules())
+    return "instruction" if any(isinstance(module, FSDPModule) for module in modules) else "step"
 
 
 def _patch_schedule(

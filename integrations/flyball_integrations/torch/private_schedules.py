@@ -122,7 +122,7 @@ def stages_of(schedule: PipelineSchedule) -> tuple[PipelineStage, ...]:
 
 
 def root_mesh_of(mesh: DeviceMesh) -> DeviceMesh:
-    """Return the mesh that this one is a part of; itself where torch does not say."""
+    """Return the mesh that this mesh is a part of; itself where torch does not say."""
     found = getattr(mesh, "_get_root_mesh", None)
     return mesh if found is None else cast("DeviceMesh", found())
 
@@ -251,7 +251,9 @@ def has_pairs(schedule: PipelineSchedule) -> bool:
     """Return whether any rank runs a forward and a backward as a pair; of no schedule, False."""
     executed = getattr(schedule, "pipeline_order_with_comms", None) or {}
     # Older versions of torch have no `sub_actions`; `check_schedule` refuses them.
-    return any(getattr(one, "sub_actions", None) for order in executed.values() for one in order)
+    return any(
+        getattr(action, "sub_actions", None) for order in executed.values() for action in order
+    )
 
 
 def send_at_once(schedule: PipelineSchedule, overrides: Overrides) -> None:
@@ -303,7 +305,10 @@ def _actions(orders: Sequence[Sequence[Computation]]) -> dict[int, list[Any]]:
     kinds = {kind: schedules._ComputationType(letter) for letter, kind in _KINDS.items()}
     return {
         rank: [
-            schedules._Action(one.virtual_stage, kinds[one.kind], one.microbatch) for one in order
+            schedules._Action(
+                instruction.virtual_stage, kinds[instruction.kind], instruction.microbatch
+            )
+            for instruction in order
         ]
         for rank, order in enumerate(orders)
     }

@@ -78,21 +78,23 @@ class _TorchStage:
         *,
         input_gradients: bool,
     ) -> None:
-        self.parameters = [each for each in module.parameters() if each.requires_grad]
+        self.parameters = [
+            parameter for parameter in module.parameters() if parameter.requires_grad
+        ]
         self.inputs = [
-            each.detach().requires_grad_(input_gradients and each.is_floating_point())
-            for each in inputs
+            tensor.detach().requires_grad_(input_gradients and tensor.is_floating_point())
+            for tensor in inputs
         ]
         self._module = module
         self._loss = loss
-        self._is_cuda = any(each.is_cuda for each in [*self.parameters, *self.inputs])
+        self._is_cuda = any(tensor.is_cuda for tensor in [*self.parameters, *self.inputs])
         self.outputs: list[torch.Tensor] = []
         self.gradients: list[torch.Tensor] = []
 
     @property
     def has_input_gradients(self) -> bool:
         """Return whether the stage before gets gradients."""
-        return any(each.requires_grad for each in self.inputs)
+        return any(tensor.requires_grad for tensor in self.inputs)
 
     def keep_graph(self) -> None:
         """Run the forward with the graph of every backward."""
@@ -122,8 +124,8 @@ class _TorchStage:
 
     def forget_input_gradients(self) -> None:
         """Clear the gradients of the inputs, which belong to one microbatch."""
-        for each in self.inputs:
-            each.grad = None
+        for tensor in self.inputs:
+            tensor.grad = None
 
     def finish(self) -> None:
         """Wait until the device has finished."""
@@ -134,7 +136,7 @@ class _TorchStage:
         output = self._module(*self.inputs)
         if self._loss is not None:
             output = self._loss(output)
-        return [each for each in _tensors(output) if each.requires_grad]
+        return [tensor for tensor in _tensors(output) if tensor.requires_grad]
 
 
 class _SplitBackward:
@@ -173,7 +175,7 @@ class _SplitBackward:
         stage.forget_input_gradients()
         # It detaches the outputs that it gets, and those of the kept graph must stay.
         outputs = [output.clone() for output in stage.outputs]
-        inputs = [each for each in stage.inputs if each.requires_grad]
+        inputs = [tensor for tensor in stage.inputs if tensor.requires_grad]
         _, self._groups = self._input_part(outputs, stage.gradients, inputs, iter(stage.parameters))
 
 

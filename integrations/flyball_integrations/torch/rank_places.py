@@ -46,7 +46,7 @@ def find_place(
     pipeline = torch.distributed.get_process_group_ranks(
         stages[0].group or torch.distributed.group.WORLD
     )
-    parameters = (each for stage in stages for each in stage.submod.parameters())
+    parameters = (parameter for stage in stages for parameter in stage.submod.parameters())
     place = _place(pipeline, parameters, mesh=mesh, given=given)
     if place is None and len(pipeline) < num_ranks:
         raise ValueError(
@@ -95,11 +95,11 @@ def _place(
     for found in (mesh,) if mesh is not None else _meshes_of(parameters):
         num_ranks = torch.distributed.get_world_size()
         dimensions = [
-            each
-            for each in _dimensions_of(found)
-            if len(each.ranks) > 1 and each.ranks != list(pipeline)
+            dimension
+            for dimension in _dimensions_of(found)
+            if len(dimension.ranks) > 1 and dimension.ranks != list(pipeline)
         ]
-        if len(pipeline) * prod(len(each.ranks) for each in dimensions) == num_ranks:
+        if len(pipeline) * prod(len(dimension.ranks) for dimension in dimensions) == num_ranks:
             return _place_in(dimensions)
     if mesh is not None:
         raise ValueError(
@@ -111,7 +111,7 @@ def _place(
 
 @dataclass(frozen=True, kw_only=True)
 class _Dimension:
-    """Dimension of a mesh: its name, its ranks with this one, and this one's position."""
+    """Dimension of a mesh: its name, its ranks with this rank, and this rank's position."""
 
     name: str
     ranks: list[int]
@@ -121,7 +121,7 @@ class _Dimension:
 def _meshes_of(parameters: Iterable[torch.Tensor]) -> Iterator[DeviceMesh]:
     """Yield the meshes of the parameters, each after the mesh that it is a part of."""
     # Of those that are DTensors.
-    meshes = (getattr(each, "device_mesh", None) for each in parameters)
+    meshes = (getattr(parameter, "device_mesh", None) for parameter in parameters)
     for mesh in {each: None for each in meshes if isinstance(each, DeviceMesh)}:
         yield root_mesh_of(mesh)
         yield mesh

@@ -295,7 +295,7 @@ def _folder(keep: Path | None) -> Iterator[RunFolder]:
     except OSError as error:
         raise CommandError(f"--keep {keep}: {error.strerror}") from None
     if is_used:
-        raise CommandError(f"--keep {keep}: the folder is not empty; name a new one")
+        raise CommandError(f"--keep {keep}: the folder is not empty; name a new folder")
     yield RunFolder(keep.resolve())
 
 

@@ -33,7 +33,7 @@ def missing_prerequisites() -> list[str]:
 
 
 def child_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of the demo's processes: this one, on the CPU and on loopback.
+    """Return the environment of the demo's processes: this process's, on the CPU and on loopback.
 
     `FLYBALL_*` settings of the user are left out: the demo has its own planner.
     """

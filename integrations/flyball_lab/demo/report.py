@@ -6,20 +6,34 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from flyball_lab.demo.verdict import DemoResult, Phase, error_percent
 from flyball_wire.read_models import TimelineOfPlan
 
+# Width that the table with its frame needs.
+_ROOMY = 80
 
-def result_table(phases: Sequence[Phase]) -> Table:
-    """Baseline, plan and saving: measured and predicted side by side, all emulated."""
-    table = Table(title="One iteration, all 4 stages (emulated A100; nothing here is a real GPU)")
+
+def result_table(phases: Sequence[Phase], width: int) -> Table:
+    """Baseline, plan and saving: measured and predicted side by side, all emulated.
+
+    On a screen narrower than _ROOMY there are no frame and shorter heads, and no figure is cut.
+    """
+    is_narrow = width < _ROOMY
+    table = Table(
+        title="One iteration, all 4 stages (emulated A100; nothing here is a real GPU)",
+        box=None if is_narrow else box.HEAVY_HEAD,
+        pad_edge=not is_narrow,
+    )
+    space = "\n" if is_narrow else " "
     table.add_column("", no_wrap=True)
     for quantity in ("time, s", "energy, J"):
         for origin in ("measured", "predicted"):
-            table.add_column(f"{quantity}\n{origin}\n(emulated)", justify="right", no_wrap=True)
+            head = f"{quantity}\n{origin}" if is_narrow else f"{quantity}\n{origin}\n(emulated)"
+            table.add_column(head, justify="right", no_wrap=True)
     table.add_column("steps", justify="right")
     figures: list[tuple[float, float, float, float]] = []
     for phase in phases:
@@ -27,9 +41,9 @@ def result_table(phases: Sequence[Phase]) -> Table:
         figures.append((time_s, phase.predicted_time_s, energy_j, phase.predicted_energy_j))
         table.add_row(
             phase.name,
-            f"{time_s:.3f} ({phase.slower_percent:+.1f} %)",
+            f"{time_s:.3f}{space}({phase.slower_percent:+.1f} %)",
             f"{phase.predicted_time_s:.3f}",
-            f"{energy_j:.0f} ({error_percent(energy_j, phase.predicted_energy_j):+.1f} %)",
+            f"{energy_j:.0f}{space}({error_percent(energy_j, phase.predicted_energy_j):+.1f} %)",
             f"{phase.predicted_energy_j:.0f}",
             str(phase.measured.num_steps),
         )
@@ -70,7 +84,7 @@ def print_report(console: Console, result: DemoResult, further_lines: Sequence[s
     """Print table, plan and further lines."""
     num_overruns = sum(phase.measured.num_overruns for phase in result.phases)
     losses = result.losses
-    console.print(result_table(result.phases))
+    console.print(result_table(result.phases, console.width))
     console.print(
         "Baseline: every instruction at its highest clock. Median time and mean energy of the"
         " steps given; the first step of each phase is its warm-up and left out."

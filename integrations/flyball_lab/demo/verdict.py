@@ -202,8 +202,8 @@ def unjudged_time(result: DemoResult, options: DemoOptions) -> str | None:
         if percent > at_most_percent:
             return (
                 f"this computer is too busy to judge time: the iteration time {what} is"
-                f" {percent:.1f} % off the prediction, and at most {at_most_percent:.1f} % are its"
-                " own work; a larger --time-scale helps"
+                f" {percent:.1f} % off the prediction, more than the {at_most_percent:.1f} % that"
+                " its own work explains; a larger --time-scale helps"
             )
     return None
 

@@ -311,7 +311,7 @@ def _make_timed_request(rank: EmulatedRank, moment_s: float) -> None:
 
 
 def _neighbours(kind: str, stage: int, num_stages: int) -> tuple[int | None, int | None]:
-    """Return the stage an instruction receives from, and the one it sends to; None: none."""
+    """Return the stage an instruction receives from, and the stage it sends to; None: none."""
     before = stage - 1 if stage > 0 else None
     after = stage + 1 if stage < num_stages - 1 else None
     if kind == "forward":

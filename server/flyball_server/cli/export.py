@@ -162,7 +162,7 @@ def _hand_overs(
 ) -> Iterator[Event]:
     """Return a flow for each step of the critical path from one stage to another.
 
-    It starts within the last microsecond of the sender, since the next one on the stage may begin
+    It starts within the last microsecond of the sender, since the next on the stage may begin
     at its end.
     """
     stage = model.dag.stage

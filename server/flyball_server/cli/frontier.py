@@ -61,7 +61,7 @@ def _solved(arguments: argparse.Namespace, progress: ProgressLine) -> tuple[Fron
         progress.show(f"planned {num_plans}, about {arguments.points} wanted")
 
     try:
-        request = pipeline_arguments.request_of(arguments)
+        request, _ = pipeline_arguments.request_of(arguments)
         progress.show("solving the bounds")
         began_s = time.perf_counter()
         if isinstance(request, PlanRequest):

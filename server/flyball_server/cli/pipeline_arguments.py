@@ -11,6 +11,7 @@ from typing import Any
 from flyball_pipeline.errors import PipelineError
 from flyball_pipeline.schedules.explicit import EXPLICIT
 from flyball_pipeline.schedules.table import SCHEDULES
+from flyball_profiles.gpu_windows import GpuWindow
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.cli import offline_inputs
 from flyball_server.cli.order_files import read_order
@@ -90,8 +91,10 @@ def _add_order_arguments(parser: Arguments) -> None:
     )
 
 
-def request_of(arguments: argparse.Namespace) -> PlanRequest | DataParallelRequest:
-    """Return the request that the parsed arguments describe.
+def request_of(
+    arguments: argparse.Namespace,
+) -> tuple[PlanRequest | DataParallelRequest, GpuWindow | None]:
+    """Return the request that the parsed arguments describe, and the GPU table's entry for them.
 
     Raises:
         PipelineError: a part is invalid; `field` names it.
@@ -133,11 +136,11 @@ def request_of(arguments: argparse.Namespace) -> PlanRequest | DataParallelReque
     )
     if not is_separate:
         check_together(options, profiles[0].num_stages, given)
-        return request
+        return request, gpu
     separate = separate_pipelines(request, profiles)
     for pipeline in separate.pipelines:
         check_together(pipeline.options, pipeline.profile.num_stages, given)
-    return separate
+    return separate, gpu
 
 
 def _limit_target(profiles: Sequence[StageProfile]) -> str:

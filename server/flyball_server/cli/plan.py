@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from flyball_pipeline.errors import PipelineError
+from flyball_profiles.gpu_windows import GpuWindow
 from flyball_server.cli import offline_inputs, pipeline_arguments
 from flyball_server.cli.plots.clock_colors import (
     add_color_argument,
@@ -30,7 +31,7 @@ from flyball_server.planning.documents.plan_text import (
 )
 from flyball_server.planning.model.unheld_clocks import limits_text
 from flyball_server.planning.planner import PlanRequest
-from flyball_server.planning.request_options import MAX_CALL_SHARE, call_share, is_limited
+from flyball_server.planning.request_options import MAX_CALL_SHARE
 from flyball_server.planning.schedule_choice import REFERENCE
 from flyball_server.planning.simulated_plan import SimulatedPlan
 from flyball_wire.command.command import Command
@@ -85,10 +86,10 @@ def _planned(
 ) -> tuple[SimulatedPlan, str, PlanOptions, str]:
     """Return the plan, its document, its options, and a line on what was assumed, if anything."""
     try:
-        request, note = pipeline_arguments.request_of(arguments), ""
+        (request, gpu), note = pipeline_arguments.request_of(arguments), ""
         began_s = time.perf_counter()
         solved = _made(request, progress)
-        if shared := _assumed_in_node(solved.plan, _options_of(request), arguments.gpu):
+        if shared := _assumed_in_node(solved.plan, _options_of(request), gpu):
             request, note = _with_node(request, shared.num_gpus), shared.note
             solved = _made(request, progress)
         solve_s = time.perf_counter() - began_s
@@ -132,7 +133,7 @@ def _options_of(request: Request) -> PlanOptions:
 def _with_node(request: Request, num_gpus: int) -> Request:
     if isinstance(request, PlanRequest):
         return request.with_options(gpus_in_node=num_gpus)
-    pipelines = (one.with_options(gpus_in_node=num_gpus) for one in request.pipelines)
+    pipelines = (pipeline.with_options(gpus_in_node=num_gpus) for pipeline in request.pipelines)
     return replace(request, pipelines=tuple(pipelines))
 
 
@@ -143,21 +144,20 @@ class _SharedNode(NamedTuple):
     note: str
 
 
-def _assumed_in_node(plan: Plan, options: PlanOptions, gpu: str | None) -> _SharedNode | None:
+def _assumed_in_node(plan: Plan, options: PlanOptions, gpu: GpuWindow | None) -> _SharedNode | None:
     """Return the GPUs that share a node by the GPU table, where their calls would not fit.
 
     Args:
         plan: the plan for stages that share no node.
         options: its options.
-        gpu: option `--gpu`.
+        gpu: entry of the GPU table; None: no GPU is named.
     """
-    window = offline_inputs.gpu_window(gpu)
     is_given = options.gpus_in_node is not None
-    if is_given or window is None or window.gpus_in_node is None or plan.transitions is None:
+    if is_given or gpu is None or gpu.gpus_in_node is None or plan.transitions is None:
         return None
     if plan.policy != Policy.FRONTIER or plan.target.startswith("power:"):
         return None  # their changes are not limited
-    num_gpus = min(window.gpus_in_node, _num_gpus(plan, options))
+    num_gpus = min(gpu.gpus_in_node, _num_gpus(plan, options))
     share = _call_share(plan, num_gpus)
     if num_gpus < 2 or share <= MAX_CALL_SHARE:
         return None
@@ -177,7 +177,7 @@ def _num_gpus(plan: Plan, options: PlanOptions) -> int:
 def _call_share(plan: Plan, num_gpus: int) -> float:
     assert plan.transitions is not None  # noqa: S101 - the callers have seen to it
     changes_per_stage = plan.num_switches / (plan.num_stages * len(plan.by_dp_rank))
-    return call_share(plan.transitions, num_gpus, changes_per_stage, plan.iteration_time_s)
+    return plan.transitions.call_share(num_gpus, changes_per_stage, plan.iteration_time_s)
 
 
 def _considered_rows(plan: Plan) -> list[str]:
@@ -240,10 +240,10 @@ def _summary(solved: SimulatedPlan, options: PlanOptions) -> str:
             f" power; gap {gap_percent:.2f} %"
             f"{_of_late(predicted.lower_bound_j, predicted.late_changes_j)}\n"
         )
-    summary += "".join(f"{one}\n" for one in reserve_lines(plan.reserve))
+    summary += "".join(f"{line}\n" for line in reserve_lines(plan.reserve))
     summary += (
         _sources(predicted)
-        + _of_late_changes(plan, is_limited=is_limited(options))
+        + _of_late_changes(plan, is_limited=options.limits_changes)
         + _of_calls(plan, options)
     )
     if delays := iteration_delays(plan):
@@ -332,7 +332,7 @@ def _against_baseline(predicted: Prediction, iteration_time_s: float, energy_j: 
 def _worth_of_changes(plan: Plan) -> str:
     """Return a line where changing clocks saves little more than one clock per stage."""
     predicted = plan.predicted
-    constant = next((one for one in predicted.compared if one.name == Policy.CONSTANT), None)
+    constant = next((found for found in predicted.compared if found.name == Policy.CONSTANT), None)
     if constant is None:
         return ""
     points = 100 * (constant.energy_j - predicted.energy_j) / predicted.baseline_energy_j

@@ -254,7 +254,7 @@ def _trace(path: Path, names: TraceNames, content: bytes) -> RankTrace:
 
 
 def _trace_names(given: Sequence[str] | None) -> TraceNames:
-    names = [each.partition("=") for each in given or ()]
+    names = [text.partition("=") for text in given or ()]
     wrong = next((kind for kind, equals, _ in names if not equals), None)
     if wrong is not None:
         raise CommandError(f"--trace-names: must be KIND=REGEX, not {wrong[:40]!a}")
@@ -267,7 +267,7 @@ def _trace_names(given: Sequence[str] | None) -> TraceNames:
 def _trace_places(given: str | None) -> list[tuple[int, int]] | None:
     if given is None:
         return None
-    places = [re.fullmatch(r"([0-9]{1,6}):([0-9]{1,6})", each) for each in given.split(",")]
+    places = [re.fullmatch(r"([0-9]{1,6}):([0-9]{1,6})", text) for text in given.split(",")]
     if None in places:
         raise CommandError("--trace-places: must be DP_RANK:STAGE,..., as 0:0,0:1")
     return [(int(place[1]), int(place[2])) for place in places if place is not None]
@@ -305,7 +305,7 @@ def _text(
     replayed: StepsReplay, error: PredictionError, transitions: ClockTransitions | None
 ) -> str:
     def row(name: str, figures: TimeAndSaving) -> str:
-        return f"{name:26} {figures.time_percent:+8.2f} % {figures.saved_percent:12.2f} %"
+        return f"{name:26} {figures.time_percent:+z8.2f} % {figures.saved_percent:z12.2f} %"
 
     clocks = "clocks change at once"
     if transitions is not None:
@@ -327,6 +327,6 @@ def _text(
             row("one plan for all steps", replayed.static),
             row("one clock a pipeline, step", replayed.one_clock),
             row("a plan for each step", replayed.per_step),
-            f"{'bound, no slower':26} {'':10} {replayed.bound_saved_percent:12.2f} %",
+            f"{'bound, no slower':26} {'':10} {replayed.bound_saved_percent:z12.2f} %",
         ]
     )

@@ -89,12 +89,8 @@ def _create(store: JobStore, arguments: argparse.Namespace) -> None:
         note=arguments.note,
         has_operator=checked_settings(arguments.database).token is not None,
     )
-    text = (
-        f"{token}\n\n{_opens(record)}; it is not shown again. Clients send it as {TOKEN_HEADER}:\n"
-        "set FLYBALL_TOKEN to it."
-    )
     try:
-        print(json.dumps({"token": token, **_as_json(record)}) if arguments.json else text)
+        print(json.dumps({"token": token, **_as_json(record)}) if arguments.json else token)
         sys.stdout.flush()
     except OSError as error:
         revoke_token(store, record.token_id)  # it was not printed
@@ -103,6 +99,12 @@ def _create(store: JobStore, arguments: argparse.Namespace) -> None:
         raise CommandError(
             f"the token could not be written ({error.strerror}), and is revoked again"
         ) from None
+    if not arguments.json:  # beside the token, so that $(flyball token create ...) is the token
+        print(
+            f"\n{_opens(record)}; it is not shown again. Clients send it as {TOKEN_HEADER}:\n"
+            "set FLYBALL_TOKEN to it.",
+            file=sys.stderr,
+        )
 
 
 def _list(store: JobStore, arguments: argparse.Namespace) -> None:

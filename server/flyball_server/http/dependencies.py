@@ -16,7 +16,7 @@ from starlette.concurrency import run_in_threadpool
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.http.edge_errors import RETRY_AFTER_S, TooManyWaitingError
 from flyball_server.http.events.live_events import LiveEvents
-from flyball_server.http.mapping import job_view, rendered
+from flyball_server.http.mapping import job_view
 from flyball_server.http.overviews import Overviews
 from flyball_server.http.readiness import Readiness
 from flyball_server.http.timeline_answers import TimelineAnswers
@@ -45,6 +45,7 @@ from flyball_server.jobs.versions.rank_plans import PlanQuestion, RankPlans
 from flyball_server.jobs.versions.single_plan_starts import CommonPart, hold_common_version
 from flyball_server.jobs.waiters import JobWaiters
 from flyball_server.kit.batcher import Batcher
+from flyball_server.kit.checked_documents import adapter_of
 from flyball_server.prometheus.process_metrics import ProcessMetrics
 from flyball_server.settings import Settings
 from flyball_server.views.frontier import FrontierMemory
@@ -68,7 +69,7 @@ class RankCalls:
     """
 
     def __init__(self, services: JobServices) -> None:
-        rank_plans = RankPlans(functools.partial(rendered, RankPlan))
+        rank_plans = RankPlans(adapter_of(RankPlan).dump_json)
         self.registrations: Batcher[RankRecord, KnownRank] = _batcher(services, register_together)
         self.plans: Batcher[PlanQuestion, bytes | None] = _batcher(services, rank_plans.answer)
         self.versions: Batcher[None, tuple[PlanVersion, ...]] = _batcher(services, _versions)
@@ -281,7 +282,7 @@ _LONGEST_PLANNING_S = 86_400.0
 async def planned_view(state: PlannerState, stored: JobSummary, asked_by: JobInput) -> JobView:
     """Return the job once it is planned from what the caller has stored, or from later inputs.
 
-    The reconcile loop plans it, of this planner or of another one on the store.
+    The reconcile loop plans it, of this planner or of another on the store.
 
     Args:
         state: state of the planner.

@@ -56,7 +56,7 @@ class HostError(EdgeError):
 
 
 class FirstTokenError(EdgeError):
-    """Only operators change tokens; make the first one by `flyball token create --operator`."""
+    """Only operators change tokens; make the first token by `flyball token create --operator`."""
 
 
 class CrossSiteError(EdgeError):

@@ -32,7 +32,7 @@ class JsonRequest(Request):
 
 
 async def with_unique_fields(request: Request) -> Request:
-    """Return a request with its JSON body parsed; the same one if it cannot be.
+    """Return a request with its JSON body parsed; the same request if it cannot be.
 
     Raises:
         InvalidFieldError: a field stands twice in an object.

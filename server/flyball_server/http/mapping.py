@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict, fields
-from typing import Any
 
 from flyball_server.jobs.lifecycle.condition import summary_condition
 from flyball_server.jobs.measurements.measurements import RankPost
@@ -14,7 +13,6 @@ from flyball_server.jobs.registry.launch import Launch
 from flyball_server.jobs.registry.registration import KnownRank
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.step_records import StepDetail, StepRecord
-from flyball_server.kit.checked_documents import adapter_of
 from flyball_server.planning.documents.plan_document import plan_document
 from flyball_wire import messages
 from flyball_wire.messages import JobSpec
@@ -82,7 +80,7 @@ def rank_post(job_id: str, rank: int, sent: messages.MeasurementBatch) -> RankPo
                 step_plan=step.step_plan,
             )
             for step in sent.steps
-            if any(each is not None for each in (step.by_clock, step.instructions, step.work))
+            if any(details is not None for details in (step.by_clock, step.instructions, step.work))
         ),
     )
 
@@ -126,9 +124,7 @@ def registered_view(known: KnownRank) -> messages.RegisteredRank:
 
 def rank_view(rank: RankRecord) -> messages.RankView:
     """A rank."""
-    # A hundred clocks of thousands of ranks would make every answer about a job long.
-    hidden = {"job_id", "sm_clocks_mhz", "start"}
-    values = {name: value for name, value in vars(rank).items() if name not in hidden}
+    values = {field.name: getattr(rank, field.name) for field in fields(messages.RankView)}
     seen_at = rank.last_seen_at
     return messages.RankView(
         **(values | {"last_seen_at": None if seen_at is None else seen_at.isoformat()})
@@ -146,8 +142,3 @@ def plan_view(record: PlanRecord) -> messages.PlanView:
         measurement_detail=record.measurement_detail,
         baseline_cycle=record.baseline_cycle,
     )
-
-
-def rendered(kind: Any, value: object) -> bytes:  # noqa: ANN401 - a type, or an alias of one
-    """The JSON of an instance of the wire type `kind`, or of `tuple[...]` of one, compact."""
-    return adapter_of(kind).dump_json(value)

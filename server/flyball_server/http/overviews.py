@@ -9,8 +9,8 @@ from typing import Self
 
 from anyio import to_thread
 
-from flyball_server.http.mapping import rendered
 from flyball_server.jobs.auth.access import Access
+from flyball_server.kit.checked_documents import adapter_of
 from flyball_server.kit.single_flight import SingleFlight
 from flyball_server.views.job_figures import SharedReading
 from flyball_wire.read_models import JobOverview
@@ -76,7 +76,7 @@ class Overviews:
             jobs = self._reading.overviews()
             if jobs is not self._overviews:
                 self._rendered = RenderedOverview.of(
-                    (job.job_id, rendered(JobOverview, job)) for job in jobs
+                    (job.job_id, adapter_of(JobOverview).dump_json(job)) for job in jobs
                 )
                 self._overviews = jobs
             return self._rendered

@@ -7,8 +7,8 @@ import zlib
 from anyio import CapacityLimiter, to_thread
 from starlette.concurrency import run_in_threadpool
 
-from flyball_server.http.mapping import rendered
 from flyball_server.jobs.services import JobServices
+from flyball_server.kit.checked_documents import adapter_of
 from flyball_server.kit.lru import Lru
 from flyball_server.kit.single_flight import SingleFlight
 from flyball_server.views.plan_timeline import TimelineKey, get_timeline, timeline_key
@@ -38,7 +38,7 @@ class TimelineAnswers:
         self._threads = CapacityLimiter(TIMELINES_AT_ONCE)
 
     async def ask(self, services: JobServices, job_id: str, version: int | None) -> bytes:
-        """Return the answer; concurrent requests for the same one compute it once.
+        """Return the answer; concurrent requests for the same answer compute it once.
 
         Raises:
             UnknownError, WrongStateError: as for `get_timeline`.
@@ -88,4 +88,4 @@ def accepts_gzip(accept_encoding: str) -> bool:
 
 def _compressed(timeline: PlanTimeline) -> bytes:
     packer = zlib.compressobj(_LEVEL, zlib.DEFLATED, _GZIP_BITS)
-    return packer.compress(rendered(PlanTimeline, timeline)) + packer.flush()
+    return packer.compress(adapter_of(PlanTimeline).dump_json(timeline)) + packer.flush()

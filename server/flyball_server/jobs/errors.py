@@ -90,7 +90,7 @@ class RegistrationConflictError(WrongStateError):
 
 
 class OtherStartError(WrongStateError):
-    """Job {job_id} is registered for another start of its training; register it for this one."""
+    """Job {job_id} is registered for another start of its training; register it for this start."""
 
 
 class JobHeldError(WrongStateError):

@@ -203,7 +203,7 @@ class StepPower:
 
     #: Target of the measured steps, as planned.
     target: str
-    #: A step's deadline over the one that follows from the plan.
+    #: A step's deadline over that which follows from the plan.
     factor: float = 1.0
     #: Ratio of deadlines to times at the highest clocks before the newest change, and mean power
     #: over the target with it; None: no change yet.
@@ -488,7 +488,7 @@ class JobLoopState(Record):
 
     def attempt(self, digest: str | None) -> Attempt | None:
         """Return the attempt with this digest; None: none is stored."""
-        return next((one for one in self.attempts if one.digest == digest), None)
+        return next((attempt for attempt in self.attempts if attempt.digest == digest), None)
 
     def version_of(self, digest: str | None) -> int | None:
         """Return the version that answers this digest; None: none does, or not that is known."""
@@ -496,15 +496,15 @@ class JobLoopState(Record):
         return None if attempt is None or attempt.problem is not None else attempt.version
 
     def with_attempt(self, attempt: Attempt) -> JobLoopState:
-        """Return the findings with this attempt in place of an earlier one of its digest."""
-        others = [one for one in self.attempts if one.digest != attempt.digest]
+        """Return the findings with this attempt in place of an earlier attempt of its digest."""
+        others = [kept for kept in self.attempts if kept.digest != attempt.digest]
         return self.evolve(attempts=(*others, attempt)[-MAX_ATTEMPTS:])
 
     def with_lost_due(self) -> JobLoopState:
         """Return the findings with attempts whose solver was lost due at once."""
         return self.evolve(
             attempts=tuple(
-                one if one.again_unix_s is None else replace(one, again_unix_s=0.0)
-                for one in self.attempts
+                kept if kept.again_unix_s is None else replace(kept, again_unix_s=0.0)
+                for kept in self.attempts
             )
         )

@@ -17,7 +17,6 @@ from flyball_pipeline.schedules.table import SCHEDULES, make_schedule
 from flyball_profiles.gpu_windows import GpuWindow
 from flyball_server.jobs.errors import InvalidFieldError
 from flyball_server.jobs.records import JobRecord, PlanRecord, RankRecord, ranks_text
-from flyball_server.jobs.registry.inspection import newest_plan, require_plan
 from flyball_server.jobs.step_records import StepDetail, StepRecord
 from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.profiling.observations import (
@@ -79,8 +78,8 @@ def read_probing(reader: JobReader, job: JobRecord, now: datetime) -> ProbingRec
     ranks = reader.list_ranks(job.job_id)
     if len(ranks) < job.spec.num_expected_ranks:
         return None
-    # Only the newest one, as long as it is being measured: they are large.
-    newest = newest_plan(reader, job.job_id)
+    # Only the newest round, as long as it is being measured: they are large.
+    newest = reader.newest_plan(job.job_id)
     problem = None
     has_started_over = _has_started_over(reader.list_versions(job.job_id)[-2:])
     if newest is not None and not (has_started_over or _is_measured(reader, newest, len(ranks))):
@@ -101,7 +100,7 @@ def probe_plans(reader: JobReader, job_id: str) -> list[PlanRecord]:
     """Return the versions that measure the job since it last ran others, rising."""
     plans: list[PlanRecord] = []
     for entry in reversed(reader.list_versions(job_id)):
-        record = require_plan(reader, job_id, entry.version)
+        record = reader.require_plan(job_id, entry.version)
         if not record.plan.is_probe or record.measurement_detail == MeasurementDetail.TOTALS:
             break
         plans.append(record)
@@ -111,7 +110,7 @@ def probe_plans(reader: JobReader, job_id: str) -> list[PlanRecord]:
 def is_never_planned(reader: JobReader, job_id: str) -> bool:
     """Return whether all that the job's ranks were ever given was to measure it."""
     versions = reader.list_versions(job_id)
-    return all(require_plan(reader, job_id, entry.version).plan.is_probe for entry in versions)
+    return all(reader.require_plan(job_id, entry.version).plan.is_probe for entry in versions)
 
 
 def _since_last_start(plans: list[PlanRecord]) -> list[PlanRecord]:
@@ -334,7 +333,7 @@ def _stage_step(
         is_probed: the step ran a version that measures.
         work: as in StageStep.
     """
-    known = [each for each in counted if each is not None]
+    known = [count for count in counted if count is not None]
     energies_j = [record.energy_j for record in records if record.energy_j is not None]
     return StageStep(
         stage=stage,
@@ -363,7 +362,7 @@ def _work_over_mean(
     return max(
         (
             _busy_s(times)
-            / sum(raw.count * each.mean_s for raw, each in zip(times, of_mean, strict=True))
+            / sum(raw.count * mean_s.mean_s for raw, mean_s in zip(times, of_mean, strict=True))
             for times, of_mean in ranks
         ),
         default=1.0,

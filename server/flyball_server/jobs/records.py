@@ -60,7 +60,7 @@ class Record:
     """Base of all records."""
 
     def evolve(self, **changes: object) -> Self:
-        """Return this record with some fields changed; checked like a new one."""
+        """Return this record with some fields changed; checked like a new record."""
         return replace(self, **changes)
 
 

@@ -74,9 +74,9 @@ class StageMoments(Record):
 def merged_moments(several: Iterable[StageMoments]) -> dict[tuple[int, int], StageMoments]:
     """Return the moments of each version and stage, by their place."""
     merged: dict[tuple[int, int], StageMoments] = {}
-    for each in several:
-        known = merged.get(each.place)
-        merged[each.place] = each if known is None else known.merged(each)
+    for totals in several:
+        known = merged.get(totals.place)
+        merged[totals.place] = totals if known is None else known.merged(totals)
     return merged
 
 

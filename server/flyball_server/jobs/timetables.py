@@ -6,7 +6,6 @@ from flyball_server.jobs.errors import InvalidFieldError
 from flyball_server.jobs.findings.noting import note_findings
 from flyball_server.jobs.loop_state import JobLoopState
 from flyball_server.jobs.records import JobRecord
-from flyball_server.jobs.registry.inspection import require_job
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.wanted.timetable import check_timetable, next_change
 from flyball_server.planning.policies.envpipe import ENVPIPE_POLICIES
@@ -25,7 +24,7 @@ def put_timetable(services: JobServices, job_id: str, timetable: Timetable) -> T
     """
     check_timetable(timetable)
     with services.store.writing(job_id) as writer:
-        job = require_job(writer, job_id)
+        job = writer.require_job(job_id)
         _check_policy(job, timetable)
         loop_state = writer.find_loop_state(job_id).evolve(timetable=timetable)
         status = timetable_status(services, job, loop_state)
@@ -41,7 +40,7 @@ def get_timetable(services: JobServices, job_id: str) -> TimetableStatus:
         UnknownJobError: the job does not exist.
     """
     with services.store.reading() as reader:
-        job = require_job(reader, job_id)
+        job = reader.require_job(job_id)
         return timetable_status(services, job, reader.find_loop_state(job_id))
 
 

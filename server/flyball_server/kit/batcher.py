@@ -25,7 +25,7 @@ NUM_THREADS = 4
 class Batcher(Generic[Item, Outcome]):
     """Run the items of one key in batches, one batch after the other.
 
-    Items that arrive while a batch runs form the next one: a thousand concurrent posts take a few
+    Items that arrive while a batch runs form the next batch: a thousand concurrent posts take a few
     transactions, and a single post does not wait. Use it from one event loop at a time.
 
     Args:

@@ -2,7 +2,7 @@
 
 Side by side they are one pipeline model: the stages of all, no edges between pipelines, one
 iteration time. So what plans one pipeline plans them all, and a pipeline of faster GPUs may
-stretch to the time of the slowest one; waiting until then is priced.
+stretch to the time of the slowest pipeline; waiting until then is priced.
 """
 
 from __future__ import annotations

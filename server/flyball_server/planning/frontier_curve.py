@@ -42,7 +42,7 @@ MAX_MIX_ERROR = 5e-4
 NUM_FIRST, FIRST_BEND = 20, 1.5
 # Plans are annealed at once up to this many instructions in all, which bounds the memory.
 INSTRUCTIONS_AT_ONCE = 20_000
-ROUNDS = 4  # of filling up after plans that another one beats were dropped
+ROUNDS = 4  # of filling up after plans that another beats were dropped
 
 
 PlanT = TypeVar("PlanT", DeadlinePlan, FrontierPoint)
@@ -79,7 +79,7 @@ def sweep_frontier(
 
 
 def undominated(plans: Iterable[PlanT]) -> list[PlanT]:
-    """Return the plans that no other one beats in both time and energy, in rising time."""
+    """Return the plans that no other beats in both time and energy, in rising time."""
     kept: list[PlanT] = []
     for plan in sorted(plans, key=lambda plan: (plan.iteration_time_s, plan.energy_j)):
         if not kept or plan.energy_j < kept[-1].energy_j:
@@ -116,7 +116,7 @@ class _Placement:
         if slowest_s <= fastest_s:
             return [self._solver.relax(fastest_s)]
         shares = np.linspace(1.0, 0.0, num_points) ** FIRST_BEND
-        return [self._solver.relax(fastest_s + (slowest_s - fastest_s) * one) for one in shares]
+        return [self._solver.relax(fastest_s + (slowest_s - fastest_s) * share) for share in shares]
 
     def _keep(self, added: list[RelaxedOptimum]) -> None:
         self._unused += added
@@ -125,7 +125,11 @@ class _Placement:
     def _mixed(self, deadlines_s: list[float]) -> list[RelaxedOptimum]:
         added: list[RelaxedOptimum] = []
         for left, right in pairwise(self._optima):
-            inside_s = [one for one in deadlines_s if left.deadline_s < one < right.deadline_s]
+            inside_s = [
+                deadline_s
+                for deadline_s in deadlines_s
+                if left.deadline_s < deadline_s < right.deadline_s
+            ]
             added += self._between(left, right, inside_s)
         return added
 

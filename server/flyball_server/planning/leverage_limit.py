@@ -141,7 +141,8 @@ def _of_points(
     """Return time in s, energy beyond waiting in J, and vector of each node's points."""
     groups, group_of_node = model.groups
     kind = {
-        group: each.kind for group, each in zip(group_of_node, model.dag.instruction, strict=True)
+        group: instruction.kind
+        for group, instruction in zip(group_of_node, model.dag.instruction, strict=True)
     }
     most = max(len(points) for _, points in groups)
     times_s = np.full((len(groups), most), np.inf)

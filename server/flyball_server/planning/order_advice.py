@@ -7,7 +7,7 @@ from dataclasses import replace
 from fractions import Fraction
 
 from flyball_pipeline.errors import PipelineError
-from flyball_pipeline.schedule import Schedule, peak_activations
+from flyball_pipeline.schedule import Schedule
 from flyball_pipeline.schedules.envpipe import ENVPIPE
 from flyball_server.planning.cancellation import cancellation_point
 from flyball_server.planning.model.pipeline_model import PipelineModel
@@ -63,7 +63,7 @@ def advise_order(request: PlanRequest, lines: Mapping[str, str]) -> OrderAdvice 
         return None
     options = replace(request.options, effort=Effort.LOW)
     chosen = choose_schedule(models, options, lambda _: None, reference=_OWN)
-    energies_j = {each.schedule: each.energy_j for each in chosen.considered}
+    energies_j = {schedule.schedule: schedule.energy_j for schedule in chosen.considered}
     own_j, least_j = energies_j[_OWN], energies_j[chosen.name]
     if own_j is None or least_j is None or least_j > (1 - LEAST_SAVING) * own_j:
         return None
@@ -92,4 +92,4 @@ def _in_order(request: PlanRequest, name: str) -> PlanRequest:
 
 def _most_held(schedule: Schedule) -> float:
     """Return the largest number of microbatches that a stage holds activations of."""
-    return float(Fraction(max(peak_activations(schedule)), schedule.num_chunks))
+    return float(Fraction(max(schedule.peak_activations), schedule.num_chunks))

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from flyball_pipeline.dag import nodes_in_order
 from flyball_pipeline.errors import PipelineError
 from flyball_pipeline.schedules.explicit import explicit_order
 from flyball_profiles.stage_profile import StageProfile
@@ -15,7 +14,6 @@ from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.frontier.saving_sources import saving_sources
 from flyball_server.planning.model.joint_model import (
     join_pipelines,
-    simulate_jointly,
     split_assignment,
     with_joint_requests,
 )
@@ -29,6 +27,7 @@ from flyball_server.planning.model.simulator import (
     Simulation,
     iteration_energy_j,
     simulate,
+    simulate_jointly,
 )
 from flyball_server.planning.policies import choose
 from flyball_server.planning.policies._base import PolicyChoice, PolicyRequest
@@ -280,7 +279,7 @@ def simulated_choice(
         reserve=choice.reserve,
         transitions=joint.transitions,
         tail_s=joint.dag.tail_s,
-        transfer_s=iteration_delays_s(options)[1],
+        transfer_s=options.transfer_s,
     )
     return SimulatedPlan(
         plan=plan, models=tuple(models), assignments=tuple(assignments), simulation=simulation
@@ -372,6 +371,6 @@ def planned_stages(model: PipelineModel, assignment: Assignment) -> PlannedStage
         schedule.stages,
         [
             [points[node][assignment[node]].frequency_mhz for node in nodes]
-            for nodes in nodes_in_order(schedule, model.dag)
+            for nodes in model.dag.nodes_of(schedule)
         ],
     )

@@ -77,47 +77,7 @@ def iteration_delays_s(
             raise PlanningError(
                 f"has no effect on {options.schedule}, whose iterations never end", field=field
             )
-    return tail_ms / 1e3, tuple(time_ms / 1e3 for time_ms in hops_ms)
-
-
-def within_calls(options: PlanOptions, iteration_time_s: float, num_stages: int) -> PlanOptions:
-    """Return the options with no more clock changes than the calls of a node leave time for.
-
-    Args:
-        options: options of a plan.
-        iteration_time_s: iteration time at the highest clocks, s.
-        num_stages: number of stages, of all pipelines that have clocks of their own.
-    """
-    times, num_gpus = options.transitions, options.gpus_in_node
-    if times is None or num_gpus is None or num_gpus < 2 or not times.is_queued:
-        return options
-    # Each GPU of the node makes as many calls as a stage on average has changes.
-    of_stage = MAX_CALL_SHARE * iteration_time_s / (num_gpus * times.call_mean_s)
-    most = int(of_stage * num_stages)
-    if options.max_switches is not None:
-        most = min(most, options.max_switches)
-    return replace(options, max_switches=most)
-
-
-def call_share(
-    times: ClockTransitions, num_gpus: int, changes_per_stage: float, iteration_time_s: float
-) -> float:
-    """Return the share of an iteration that calls for the GPUs of a node take; 0: not known.
-
-    Args:
-        times: times of clock changes.
-        num_gpus: number of GPUs of all stages in the node.
-        changes_per_stage: mean number of clock changes of a stage in an iteration.
-        iteration_time_s: time of an iteration, s.
-    """
-    if not times.is_queued:
-        return 0.0
-    return num_gpus * changes_per_stage * times.call_mean_s / iteration_time_s
-
-
-def is_limited(options: PlanOptions) -> bool:
-    """Return whether the clock changes of a plan are limited."""
-    return options.max_switches is not None or options.min_dwell_ms is not None
+    return tail_ms / 1e3, options.transfer_s
 
 
 def with_known_transitions(options: PlanOptions, of_gpu: ClockTransitions | None) -> PlanOptions:

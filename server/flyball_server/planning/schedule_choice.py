@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 from flyball_pipeline.errors import PipelineError
 from flyball_pipeline.schedules.table import InAuto, schedules_in_auto
@@ -43,7 +44,7 @@ class ScheduleChoice:
         choice: its clocks.
         target: the target that its plan meets, as an option; a deadline is that of 1F1B.
         is_final: false: orders were compared with the reserve that was chosen for 1F1B; the
-            order's own plan is another one.
+            order's own plan is another.
     """
 
     name: str
@@ -209,7 +210,7 @@ class _Search:
 
     def best(self) -> _Candidate | None:
         best: _Candidate | None = None
-        for candidate in sorted(self._candidates.values(), key=lambda one: one.bound_j):
+        for candidate in sorted(self._candidates.values(), key=attrgetter("bound_j")):
             # The reference is planned in any case, to say what another order brings.
             is_beaten = best is not None and candidate.bound_j >= best.energy_j
             if is_beaten and candidate.name != self._reference:
@@ -219,21 +220,22 @@ class _Search:
                 best = candidate
         return best
 
-    def _is_better(self, one: _Candidate, other: _Candidate | None) -> bool:
-        if one.iteration_time_s is None or other is None or other.iteration_time_s is None:
-            return one.choice is not None
+    def _is_better(self, candidate: _Candidate, other: _Candidate | None) -> bool:
+        if candidate.iteration_time_s is None or other is None or other.iteration_time_s is None:
+            return candidate.choice is not None
         if self._target.kind == "power":
-            ratio = one.iteration_time_s / other.iteration_time_s
+            ratio = candidate.iteration_time_s / other.iteration_time_s
             if abs(ratio - 1) > SAME_TIME:
                 return ratio < 1
-        return one.energy_j < other.energy_j
+        return candidate.energy_j < other.energy_j
 
     def considered(self, name: str) -> ConsideredSchedule:
-        one, why_not = self._candidates.get(name), self.why_not.get(name)
+        candidate, why_not = self._candidates.get(name), self.why_not.get(name)
         bound_j = time_s = energy_j = None
-        if one is not None and why_not is None:
-            bound_j = one.choice.lower_bound_j if one.choice else one.bound_j
-            time_s, energy_j = one.iteration_time_s, one.energy_j if one.choice else None
+        if candidate is not None and why_not is None:
+            bound_j = candidate.choice.lower_bound_j if candidate.choice else candidate.bound_j
+            time_s = candidate.iteration_time_s
+            energy_j = candidate.energy_j if candidate.choice else None
         return ConsideredSchedule(
             schedule=name,
             lower_bound_j=bound_j,

@@ -12,7 +12,7 @@ from flyball_pipeline.instruction import (
     PipelineShape,
     backward_kinds,
 )
-from flyball_pipeline.schedule import Schedule, peak_activations
+from flyball_pipeline.schedule import Schedule
 from flyball_pipeline.schedules.envpipe import ENVPIPE
 from flyball_pipeline.schedules.inputs import ExplicitOrder, ScheduleInputs
 from flyball_pipeline.schedules.table import make_schedule
@@ -99,7 +99,7 @@ def _check_memory(schedule: Schedule, memory: ActivationMemory) -> None:
     Raises:
         PlanningError: names the first stage that is too small.
     """
-    for stage, peak in enumerate(peak_activations(schedule)):
+    for stage, peak in enumerate(schedule.peak_activations):
         held = Fraction(peak, schedule.num_chunks)
         # Free is what is left beside 1F1B's.
         of_one_f_one_b = min(schedule.num_stages - stage, schedule.num_microbatches)
@@ -117,7 +117,7 @@ def extra_warmup_forwards(context: ScheduleContext) -> tuple[int, ...]:
 
     `x_s = min(floor(t_bwd_at_max(s) (P-1-s) / t_fwd_at_valley(s)),
     floor(free_memory / activation_bytes), M - (P-s))`, not negative, 0 on the last stage; then,
-    from stage 0 down, a stage never has more than the one before it unless that one already
+    from stage 0 down, a stage never has more than the stage before it unless that already
     runs all its forwards in front: a longer lead would wait for activations that do not come
     (Choi et al., USENIX ATC 2023).
     """

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from flyball_server.planning.model.joint_model import JointSimulation, simulate_jointly
 from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
+from flyball_server.planning.model.simulator import JointSimulation, simulate_jointly
 from flyball_wire.plans.plan import Plan
 
 

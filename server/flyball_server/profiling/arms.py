@@ -80,7 +80,7 @@ def _block_steps(setup: ProbeSetup) -> int:
 
 
 def _coarse_levels(num_clocks: int, num_classes: int) -> list[int]:
-    """Return the clocks of the first walk below the highest, the lowest one included."""
+    """Return the clocks of the first walk below the highest, the lowest included."""
     num_levels = max(_FEWEST_LEVELS, min(_MOST_LEVELS, _ALL_LEVELS // num_classes))
     spaced = np.linspace(0, num_clocks - 1, min(num_levels, num_clocks - 1) + 1)
     return sorted({round(level) for level in spaced[1:].tolist()})
@@ -201,7 +201,7 @@ def refining_arms(
 def _candidates(
     findings: StageFindings, energies: StageEnergies, needed: IndexArray
 ) -> tuple[IndexArray, FloatArray, FloatArray]:
-    """Return the points that a stage could probe in a step; the last one probes nothing; m of them.
+    """Return the points that a stage could probe in a step, m of them; the last probes nothing.
 
     Returns:
         Their numbers; how many instructions of a step could run there; and a step's energy as a

@@ -65,7 +65,9 @@ def _series(setup: ProbeSetup, observed: Iterable[StageStep]) -> list[tuple[Floa
     by_step: dict[int, dict[tuple[int, str, int], InstructionTimes]] = defaultdict(dict)
     for step in observed:
         highest_mhz = setup.clocks_mhz[step.stage][0]
-        if step.is_clean and all(each.sm_clock_mhz == highest_mhz for each in step.instructions):
+        if step.is_clean and all(
+            instruction.sm_clock_mhz == highest_mhz for instruction in step.instructions
+        ):
             for times in step.instructions:
                 by_step[step.step][step.stage, str(times.kind), times.chunk] = times
     most = max(map(len, by_step.values()), default=0)
@@ -75,8 +77,8 @@ def _series(setup: ProbeSetup, observed: Iterable[StageStep]) -> list[tuple[Floa
 
 
 def _of_class(times: Sequence[InstructionTimes]) -> tuple[FloatArray, float]:
-    mean_s = np.array([each.mean_s for each in times])
-    within = np.mean([each.variance_s2 / each.mean_s**2 for each in times])
+    mean_s = np.array([spread.mean_s for spread in times])
+    within = np.mean([spread.variance_s2 / spread.mean_s**2 for spread in times])
     return mean_s, float(np.sqrt(within))
 
 

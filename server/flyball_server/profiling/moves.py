@@ -215,9 +215,9 @@ def _underestimate(
     they were made.
     """
     predicted_s = {
-        each.version: each.plan.iteration_time_s
-        for each in versions
-        if len(each.plan.cycle_mhz) > 1
+        version.version: version.plan.iteration_time_s
+        for version in versions
+        if len(version.plan.cycle_mhz) > 1
     }
     beyond_s = [
         step.time_s - predicted_s[step.version]
@@ -240,7 +240,7 @@ def _remaining_steps(
 ) -> int:
     """Return how many more steps may be probed.
 
-    A version runs until the next one is there. Where steps are short, most of them wait for the
+    A version runs until the next version is there. Where steps are short, most of them wait for the
     planner: beyond `_DELAY_STEPS` they do not count, until all are `MAX_WITH_WAITING` times the
     limit.
     """
@@ -354,9 +354,11 @@ def _finished(
         state=ProfilingState.FINISHED,
         num_steps=num_steps,
         points=points,
-        blocking_power_w=tuple(each.blocking_power_w for each in known) if is_measured else None,
+        blocking_power_w=tuple(estimate.blocking_power_w for estimate in known)
+        if is_measured
+        else None,
         blocking_power_error_w=(
-            tuple(each.blocking_power_error_w for each in known) if is_measured else None
+            tuple(estimate.blocking_power_error_w for estimate in known) if is_measured else None
         ),
         largest_slowdown=max(extra_s) / baseline.iteration_time_s if extra_s else None,
         extra_time_s=sum(extra_s),

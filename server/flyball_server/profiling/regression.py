@@ -193,7 +193,7 @@ def _log_density(
 
 @dataclass(frozen=True, kw_only=True)
 class CurveSpreads:
-    """Standard deviations of curves from their mean, each with the one of its logarithm.
+    """Standard deviations of curves from their mean, each with that of its logarithm.
 
     Attributes:
         level: level of all curves together.

@@ -186,15 +186,17 @@ def find(setup: ProbeSetup, observed: Iterable[StageStep]) -> list[StageFindings
     times = estimate_times(measured)
     energies = estimate_energies(measured, times)
     return [
-        StageFindings(**vars(each), stage=stage, times=times[stage], energies=energies.get(stage))
-        for stage, each in measured.items()
+        StageFindings(
+            **vars(estimate), stage=stage, times=times[stage], energies=energies.get(stage)
+        )
+        for stage, estimate in measured.items()
     ]
 
 
 def _alike(stages: Mapping[int, MeasuredStage]) -> Iterator[tuple[StagePoints, list[int]]]:
     """Yield the stages of the same classes and clocks: they have the same kind of GPU."""
-    for points in dict.fromkeys(each.points for each in stages.values()):
-        yield points, [stage for stage, each in stages.items() if each.points == points]
+    for points in dict.fromkeys(estimate.points for estimate in stages.values()):
+        yield points, [stage for stage, estimate in stages.items() if estimate.points == points]
 
 
 def _curves(points: StagePoints, common: CurveSpreads, own: CurveSpreads) -> list[VariancePart]:
@@ -231,7 +233,7 @@ def estimate_times(stages: Mapping[int, MeasuredStage]) -> dict[int, StageTimes]
                     noise=(np.diag(variances[probed] / counts[probed]),),
                 )
             )
-        mean = np.concatenate([each.values for each in readings]).mean()
+        mean = np.concatenate([reading.values for reading in readings]).mean()
         fits = fit_stages(
             readings,
             np.full(points.num_points, mean),
@@ -284,8 +286,10 @@ def estimate_energies(
     noise has two scales: of the scatter of energies beside that of times, and of the lateness of
     a counter's readings, s.
     """
-    powers_w = {stage: _mean_busy_power_w(each, times[stage]) for stage, each in stages.items()}
-    read = {stage: each for stage, each in stages.items() if powers_w[stage] > 0}
+    powers_w = {
+        stage: _mean_busy_power_w(estimate, times[stage]) for stage, estimate in stages.items()
+    }
+    read = {stage: estimate for stage, estimate in stages.items() if powers_w[stage] > 0}
     unit_w = float(np.median([powers_w[stage] for stage in read])) if read else 0.0
     found: dict[int, StageEnergies] = {}
     for points, group in _alike(read):

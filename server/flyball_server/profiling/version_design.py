@@ -82,16 +82,18 @@ def probe_plan(
     """
     classes = [
         np.array(
-            [each.points.classes.index(InstructionClass(kind, chunk)) for kind, _, chunk in of]
+            [finding.points.classes.index(InstructionClass(kind, chunk)) for kind, _, chunk in of]
         )
-        for each, of in zip(findings, setup.schedule.stages, strict=True)
+        for finding, of in zip(findings, setup.schedule.stages, strict=True)
     ]
     ends = np.cumsum([len(of_stage) for of_stage in classes])[:-1]
     per_stage = list(zip(findings, classes, strict=True))
     pipeline = NoisyPipeline(
         array_dag(step_dag(setup.schedule)),
-        np.concatenate([each.times.mean_s[each.points.highest()][of] for each, of in per_stage]),
-        np.concatenate([each.times.scatter[of] for each, of in per_stage]),
+        np.concatenate(
+            [finding.times.mean_s[finding.points.highest()][of] for finding, of in per_stage]
+        ),
+        np.concatenate([finding.times.scatter[of] for finding, of in per_stage]),
         baseline,
     )
     longest_s = (1 + setup.slowdown_cap - margin) * baseline.iteration_time_s
@@ -102,8 +104,8 @@ def probe_plan(
         slower_s = [
             np.zeros(len(of))
             if arm is None
-            else np.where(of == arm.class_index, each.time_bound_s(*arm), 0.0)
-            for arm, (each, of) in zip(in_turn, per_stage, strict=True)
+            else np.where(of == arm.class_index, finding.time_bound_s(*arm), 0.0)
+            for arm, (finding, of) in zip(in_turn, per_stage, strict=True)
         ]
         is_slow, step_s = pipeline.slowed(np.concatenate(slower_s), longest_s)
         predicted_s = max(predicted_s, step_s)
@@ -207,8 +209,8 @@ def _turns(
     np.maximum.at(extra_s, stage, np.where(slower_s > 0, slower_s - durations_s, 0.0))
     floats_s = np.bincount(stage, latest_s - finish_s, num_stages)
 
-    def rank(one: int) -> tuple[float, float]:
-        return (-round(math.log(extra_s[one]) / math.log(_ABOUT_EQUAL)), floats_s[one])
+    def rank(version: int) -> tuple[float, float]:
+        return (-round(math.log(extra_s[version]) / math.log(_ABOUT_EQUAL)), floats_s[version])
 
     ranked = sorted(np.flatnonzero(extra_s > 0).tolist(), key=rank)
     size = max(1, math.ceil(len(ranked) / _MOST_TURNS))

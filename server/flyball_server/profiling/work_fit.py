@@ -122,7 +122,9 @@ def fit_work(times: WorkTimes, num_places: int) -> WorkFit | None:
     if not has_lengths.any():
         residuals -= np.median(residuals)
     kept = np.abs(residuals) <= _MOST_DEVIATIONS * max(_deviation(residuals), 1e-9)
-    num_fitted = num_slowness + sum(sum(value > 0 for value in each) for each in coefficients)
+    num_fitted = num_slowness + sum(
+        sum(value > 0 for value in coefficient) for coefficient in coefficients
+    )
     shared, own = _deviations(residuals[kept], times.microbatch[kept], num_fitted)
     return WorkFit(
         coefficients=tuple(coefficients),

@@ -63,7 +63,7 @@ class MeanWork:
     def _factor(self, rank: WorkedRank, times: InstructionTimes) -> float | None:
         of_class = self.factors.get((rank.stage, str(times.kind), times.chunk))
         if of_class is None:
-            if any(len(each) != 1 for each in rank.work):
+            if any(len(of_microbatch) != 1 for of_microbatch in rank.work):
                 return None
             of_class = WorkCoefficients(1.0, 0.0, 0.0)
         return fmean(map(of_class.factor, rank.work))
@@ -95,9 +95,9 @@ def mean_work(ranks: Sequence[WorkedRank], highest_mhz: Mapping[int, int]) -> Me
     if not fitted.coefficients:
         return MeanWork(factors={}, error=fitted.error)
     factors: dict[_Class, WorkCoefficients] = {}
-    for one, found in zip(classes, fitted.coefficients, strict=True):
-        mean = fmean(fmean(map(found.factor, work)) for _, work in rows[one])
-        factors[one] = WorkCoefficients(*(each / mean for each in found))
+    for place, found in zip(classes, fitted.coefficients, strict=True):
+        mean = fmean(fmean(map(found.factor, work)) for _, work in rows[place])
+        factors[place] = WorkCoefficients(*(coefficient / mean for coefficient in found))
     return MeanWork(factors=factors, error=fitted.error)
 
 
@@ -107,10 +107,10 @@ def _times(by_class: Sequence[Sequence[tuple[float, StepWork]]]) -> WorkTimes:
     for place, rows in enumerate(by_class):
         median_s = float(np.median([mean_s for mean_s, _ in rows]))
         for number, (mean_s, work) in enumerate(rows):
-            of_lengths = [each for each in work if len(each) == 2]
-            lengths = math.fsum(each[0] for each in of_lengths) / len(work)
-            squares = math.fsum(each[1] for each in of_lengths) / len(work)
-            factor = math.nan if of_lengths else fmean(each[0] for each in work)
+            of_lengths = [of_microbatch for of_microbatch in work if len(of_microbatch) == 2]
+            lengths = math.fsum(of_microbatch[0] for of_microbatch in of_lengths) / len(work)
+            squares = math.fsum(of_microbatch[1] for of_microbatch in of_lengths) / len(work)
+            factor = math.nan if of_lengths else fmean(of_microbatch[0] for of_microbatch in work)
             found.append((mean_s / median_s, place, number, lengths, squares, factor))
     ratio, place_, number_, lengths_, squares_, factor_ = np.array(found).T
     return WorkTimes(

@@ -178,7 +178,7 @@ _COUNTERS = (
     (
         "flyball_clock_misses",
         "fold.num_clock_misses",
-        "Readings of an SM clock below the one that was set.",
+        "Readings of an SM clock below the clock that was set.",
     ),
     (
         "flyball_power_capped_clocks",

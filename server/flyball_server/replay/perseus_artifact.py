@@ -166,7 +166,7 @@ def computing_commands(
 
     Forward m of stage s is in step 2m+s, backward m in step 2m+2S-1-s, of 2(M+S-1) steps. A step
     begins with a send, a receive, or both in one command, towards the stage before (forwards) or
-    behind: it sends if the step before computed, and receives if this one does. Then the first and
+    behind: it sends if the step before computed, and receives if this step does. Then the first and
     the last stage load a forward's microbatch, and then the stage computes.
     """
     places: list[int] = []
@@ -198,18 +198,18 @@ def plan_clocks(
     Raises:
         RecordingError: ranks are missing, or their clocks cannot be right.
     """
-    workload.check_ranks([each.rank for each in ranks])
+    workload.check_ranks([rank.rank for rank in ranks])
     found: dict[int, tuple[int, ...]] = {}
-    for each in sorted(ranks, key=lambda each: each.rank):
-        stage = each.rank % workload.pp
-        where = f"stage {stage}: rank {each.rank}: power_states"
+    for rank in sorted(ranks, key=lambda rank: rank.rank):
+        stage = rank.rank % workload.pp
+        where = f"stage {stage}: rank {rank.rank}: power_states"
         places, num_commands = computing_commands(stage, workload.pp, workload.num_microbatches)
-        if len(each.power_states) != num_commands:
+        if len(rank.power_states) != num_commands:
             raise RecordingError(
-                f"{where}: has {len(each.power_states)} clocks; Merak's 1F1B of"
+                f"{where}: has {len(rank.power_states)} clocks; Merak's 1F1B of"
                 f" {workload.num_microbatches} microbatches runs {num_commands} commands"
             )
-        clocks = tuple(each.power_states[place] for place in places)
+        clocks = tuple(rank.power_states[place] for place in places)
         for place, mhz in zip(places, clocks, strict=True):
             check_quantity(f"{where}[{place}]", "frequency_mhz", mhz)
         if found.setdefault(stage, clocks) != clocks:
@@ -237,24 +237,24 @@ def measured_run(
     Raises:
         RecordingError: ranks are missing, or their measurements do not fit.
     """
-    workload.check_ranks([each.rank for each in ranks])
+    workload.check_ranks([rank.rank for rank in ranks])
     order = schedule_of(_SCHEDULE, workload.pp, workload.num_microbatches)
     energies_j = [0.0] * workload.pp
     times_s: dict[PointKey, list[float]] = {}
-    for each in ranks:
-        stage = each.rank % workload.pp
-        each.check(len(ranks[0].iter_time), workload.num_microbatches)
-        energies_j[stage] += fmean(each.iter_energy[_KEPT])
+    for rank in ranks:
+        stage = rank.rank % workload.pp
+        rank.check(len(ranks[0].iter_time), workload.num_microbatches)
+        energies_j[stage] += fmean(rank.iter_energy[_KEPT])
         for (kind, microbatch, _), mhz in zip(order.stages[stage], clocks_mhz[stage], strict=True):
             times_s.setdefault((stage, kind, mhz), []).extend(
-                of_iteration[microbatch] for of_iteration in each.of_kind(kind)[_KEPT]
+                of_iteration[microbatch] for of_iteration in rank.of_kind(kind)[_KEPT]
             )
     return RecordedRun(
         name=name,
         clocks_mhz=tuple(tuple(of_stage) for of_stage in clocks_mhz),
         iteration_time_s=tuple(
             fmean(of_ranks)
-            for of_ranks in zip(*(each.iter_time[_KEPT] for each in ranks), strict=True)
+            for of_ranks in zip(*(rank.iter_time[_KEPT] for rank in ranks), strict=True)
         ),
         energy_j_per_stage=tuple(energies_j),
         instruction_times=tuple(

@@ -79,7 +79,9 @@ class RecordedWorkload:
             clocks_mhz=tuple(sorted(clocks)),
             num_ranks=recording.dp * recording.tp,
             stage=np.array(dag.stage, dtype=np.int64),
-            kind=np.array([KINDS.index(each.kind) for each in dag.instruction], dtype=np.int64),
+            kind=np.array(
+                [KINDS.index(instruction.kind) for instruction in dag.instruction], dtype=np.int64
+            ),
         )
 
     @property

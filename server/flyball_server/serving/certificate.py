@@ -48,7 +48,7 @@ def load_certificate(certificate: Path, key: Path) -> ssl.SSLContext:
             raise CertificateError(file, error.strerror or str(error)) from None
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     try:
-        # Without a password OpenSSL would prompt for the one of an encrypted key.
+        # Without a password OpenSSL would prompt for that of an encrypted key.
         context.load_cert_chain(certificate, key, password="")
     except (ssl.SSLError, ValueError) as error:
         reason = getattr(error, "reason", None) or str(error)
@@ -62,7 +62,7 @@ def load_certificate(certificate: Path, key: Path) -> ssl.SSLContext:
 
 
 class ServedCertificate:
-    """Certificate of new connections; those that are open keep the one that they began with.
+    """Certificate of new connections; open connections keep the certificate that they began with.
 
     Args:
         listening: context of the listener, which negotiates all connections.
@@ -75,7 +75,7 @@ class ServedCertificate:
         self._key = key
         self._current: ssl.SSLContext | None = None
         self._read = self._fingerprint()
-        # A context of its own for each certificate: loading another one into the listener's would
+        # A context of its own for each certificate: loading another into the listener's would
         # leave a certificate with a key of another type beside it.
         listening.sni_callback = self._choose
 

@@ -56,8 +56,8 @@ class DaskWorkers(Executor):
 
         def stop(_future: StoppableFuture[ResultT]) -> None:
             stopped.set()
-            for one in inner:
-                one.cancel()
+            for future in inner:
+                future.cancel()
 
         outer: StoppableFuture[ResultT] = StoppableFuture(stop)
         outer.set_running_or_notify_cancel()

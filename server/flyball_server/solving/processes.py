@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import pickle
 import signal
 import threading
+import traceback
 from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
-from multiprocessing.connection import wait
+from multiprocessing.connection import Connection, wait
 from typing import Any, ParamSpec, TypeVar
 
-from flyball_server.solving import worker
+from flyball_pipeline.errors import PipelineError
+from flyball_server.planning import planner
 from flyball_server.solving.in_thread import (
     SolverLostError,
     SolveStoppedError,
@@ -25,6 +28,10 @@ from flyball_wire.command.python_child import PATH_VARIABLES, python_environment
 P = ParamSpec("P")
 ResultT = TypeVar("ResultT")
 
+_Task = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
+
+# Niceness of planning processes: answers to ranks have priority over plans.
+NICENESS = 5
 # Time until a process has ended after the request to end, or after its pipe broke, s.
 _END_TIMEOUT_S = 10.0
 # multiprocessing keeps one set of all children, without a lock.
@@ -120,7 +127,7 @@ class PlanningProcesses(Executor):
         if process is not None:
             process.kill()
 
-    def _run(self, future: StoppableFuture[Any], task: worker.Task) -> None:
+    def _run(self, future: StoppableFuture[Any], task: _Task) -> None:
         with self._guard:
             self._begun[future] = None
         if not future.set_running_or_notify_cancel():
@@ -165,7 +172,7 @@ class PlanningProcesses(Executor):
         return self._is_shut_down or future in self._stopped
 
     def _begin(self, future: StoppableFuture[Any]) -> _Process:
-        """Return a process for the solve, the idle one used last, or else a new one.
+        """Return a process for the solve, the idle process used last, or else a new process.
 
         Raises:
             SolveStoppedError: the solve was cancelled before it had a process.
@@ -194,10 +201,10 @@ class _Process:
         context = multiprocessing.get_context("forkserver")
         with _CHILDREN, _child_environment():
             # What all need would otherwise be loaded by each process.
-            context.set_forkserver_preload([worker.__name__])
+            context.set_forkserver_preload([__name__, planner.__name__])
             self._connection, theirs = context.Pipe()
             self._process = context.Process(
-                target=worker.serve, args=(theirs,), name="flyball-planning", daemon=True
+                target=serve, args=(theirs,), name="flyball-planning", daemon=True
             )
             self._process.start()
             theirs.close()
@@ -211,7 +218,7 @@ class _Process:
         return not self._connection.poll(0)
 
     def solve(self, pickled: bytes) -> bytes:
-        """Return the outcome, as from `worker.outcome_of`.
+        """Return the outcome, as from `outcome_of`.
 
         Raises:
             SolverLostError: the process has ended before it had one.
@@ -280,3 +287,50 @@ def _signal_name(number: int) -> str:
         return f"signal {number} ({signal.Signals(number).name})"
     except ValueError:
         return f"signal {number}"
+
+
+def serve(connection: Connection) -> None:
+    """Solve each received pickled task; end when the planner closes its end or exits."""
+    # Ctrl-C is sent to all processes of the terminal; the planner ends its own.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    os.nice(NICENESS)
+    threading.Thread(target=_end_with_planner, name="flyball-planner-watch", daemon=True).start()
+    # Objects that exist by now stay: collecting them takes longer than many a solve.
+    gc.collect()
+    gc.freeze()
+    while True:
+        try:
+            pickled = connection.recv_bytes()
+        except EOFError:
+            return
+        connection.send_bytes(outcome_of(pickled))
+
+
+def outcome_of(pickled: bytes) -> bytes:
+    """Return a pickled (True, result) or (False, exception) of a pickled task."""
+    try:
+        function, args, kwargs = pickle.loads(pickled)  # noqa: S301 - from the planner itself
+        return pickle.dumps((True, function(*args, **kwargs)), pickle.HIGHEST_PROTOCOL)
+    except Exception as error:
+        return pickle.dumps((False, _portable(error)), pickle.HIGHEST_PROTOCOL)
+
+
+def _portable(error: Exception) -> Exception:
+    """Return the exception in picklable form; if it has none, another with its text."""
+    text = traceback.format_exc()
+    if not isinstance(error, PipelineError):
+        error.add_note(f"in a planning process:\n{text}")
+    try:
+        pickle.loads(pickle.dumps(error))  # noqa: S301 - of our own making
+    except Exception:
+        return RuntimeError(text)
+    return error
+
+
+def _end_with_planner() -> None:
+    """End this process when the planner has ended, for any reason."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os._exit(1)

@@ -11,7 +11,6 @@ from flyball_server.jobs.errors import InvalidFieldError, MissingProfileError
 from flyball_server.jobs.measurements.step_reading import gpus_over_profile
 from flyball_server.jobs.reconcile.solve import SupersededError, solve
 from flyball_server.jobs.records import JobRecord
-from flyball_server.jobs.registry.inspection import require_job
 from flyball_server.jobs.services import JobServices, frontier_lock
 from flyball_server.jobs.versions.planning import read_planning
 from flyball_server.jobs.wanted.request import plan_to_solve
@@ -86,7 +85,7 @@ def get_frontier(
 def _request(services: JobServices, job_id: str) -> tuple[JobRecord, SlowedRequest]:
     """Return the current job and the request of its frontier."""
     with services.store.reading() as reader:
-        job = require_job(reader, job_id)
+        job = reader.require_job(job_id)
         profile, planning = reader.find_profile(job_id), read_planning(reader, job)
     if profile is None or planning.profile is None:
         raise MissingProfileError(job_id=job_id)
@@ -124,11 +123,11 @@ def _scaled(curve: Frontier, scale: float) -> Frontier:
     """Return the frontier with its energies multiplied."""
 
     def compared(plans: Sequence[ComparedPlan]) -> tuple[ComparedPlan, ...]:
-        return tuple(replace(each, energy_j=scale * each.energy_j) for each in plans)
+        return tuple(replace(plan, energy_j=scale * plan.energy_j) for plan in plans)
 
     points = (
-        replace(each, energy_j=scale * each.energy_j, lower_bound_j=scale * each.lower_bound_j)
-        for each in curve.points
+        replace(point, energy_j=scale * point.energy_j, lower_bound_j=scale * point.lower_bound_j)
+        for point in curve.points
     )
     return replace(
         curve,

@@ -12,7 +12,6 @@ from datetime import datetime
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.jobs.measurements.step_reading import predicted_iteration
 from flyball_server.jobs.records import JobRecord, PlanRecord
-from flyball_server.jobs.registry.inspection import require_job, require_plan
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.kit.lru import Lru
@@ -89,11 +88,11 @@ def _read_history(
 ) -> tuple[PlanSummary, ...] | None:
     """Return the history from one transaction; None: more documents have to be read.
 
-    What this call reads is added to `own`: the cache may have dropped it before the last one is
+    What this call reads is added to `own`: the cache may have dropped it before the last is
     read.
     """
     with services.store.reading() as reader:
-        job = require_job(reader, job_id)
+        job = reader.require_job(job_id)
         versions = reader.list_versions(job_id)
         of_call = own.setdefault(job.created_at, {})
         known = memory.of_job(job) | of_call
@@ -112,7 +111,7 @@ def _read_history(
 def _read(reader: JobReader, job: JobRecord, versions: list[int]) -> dict[int, PlanSummary]:
     profile, num_ranks = reader.find_profile(job.job_id), job.spec.num_expected_ranks
     return {
-        version: summary_of(require_plan(reader, job.job_id, version), profile, num_ranks)
+        version: summary_of(reader.require_plan(job.job_id, version), profile, num_ranks)
         for version in versions
     }
 
@@ -136,6 +135,8 @@ def summary_of(record: PlanRecord, profile: StageProfile | None, num_ranks: int)
         first_step=record.first_step,
         predicted=predicted_iteration(plan, profile, num_ranks),
         stage_clock_mhz=tuple(round(mhz, 3) for mhz in mean_stage_clocks_mhz(plan, profile)),
+        highest_mhz=None if profile is None else profile.highest_mhz,
+        baseline_cycle=record.baseline_cycle,
     )
 
 

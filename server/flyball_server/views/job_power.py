@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.jobs.records import RankRecord
-from flyball_server.jobs.registry.inspection import require_job, summarise
+from flyball_server.jobs.registry.inspection import summarise
 from flyball_server.jobs.services import JobServices
 from flyball_wire.plans.plan import Plan
 from flyball_wire.read_models import JobPower, RankPower
@@ -19,7 +19,7 @@ def get_power(services: JobServices, job_id: str) -> JobPower:
         UnknownJobError: the job does not exist.
     """
     with services.store.reading() as reader:
-        summary = summarise(reader, require_job(reader, job_id))
+        summary = summarise(reader, reader.require_job(job_id))
         version = summary.active_version or summary.newest_version
         record = None if version is None else reader.find_plan(job_id, version)
         profile = reader.find_profile(job_id)

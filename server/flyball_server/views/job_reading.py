@@ -205,7 +205,7 @@ class JobReading:
         return AllJobs(
             labelled=tuple(facts for facts in everything if not self._is_other(facts)),
             others=tuple(facts for facts in everything if self._is_other(facts)),
-            num_by_state=Counter((str(each.job.state), each.emulated) for each in everything),
+            num_by_state=Counter((str(detail.job.state), detail.emulated) for detail in everything),
         )
 
     @contextmanager
@@ -260,7 +260,7 @@ class JobReading:
             if facts.job.job_id not in fresh
             and (now_s - facts.read_at_s >= OTHERS_PERIOD_S or not facts.is_caught_up)
         ]
-        # Of those never read the newest first: it is most likely the one that trains.
+        # Of those never read the newest first: it most likely trains.
         others.sort(key=lambda facts: (facts.read_at_s, -facts.active_at.timestamp()))
         return wanted, others
 
@@ -328,7 +328,7 @@ def _read_steps(reader: JobReader, facts: JobFacts, gpu_changes: tuple[GpuChange
 
 
 def _read_plans(reader: JobReader, facts: JobFacts) -> None:
-    """Read the list of versions, and the document of the one in force."""
+    """Read the list of versions, and the document of that in force."""
     job_id = facts.job.job_id
     versions = facts.versions = reader.list_versions(job_id)
     active = [entry.version for entry in versions if entry.first_step is not None]
@@ -410,9 +410,9 @@ def newest_own_plan(reader: JobReader, job_id: str, step: int) -> OwnPlanOfStep 
         step: newest step that all ranks have posted.
     """
     details = reader.list_step_details(job_id, step, limit=_MOST_RANKS + 1)
-    of_step = [each for each in details if each.step == step]
+    of_step = [detail for detail in details if detail.step == step]
     is_part = len(of_step) > _MOST_RANKS
-    plans = [each.step_plan for each in of_step[:_MOST_RANKS] if each.step_plan is not None]
+    plans = [detail.step_plan for detail in of_step[:_MOST_RANKS] if detail.step_plan is not None]
     if not plans:
         return None
     slacks, lowest_mhz, highest_mhz, saved_j = zip(*plans, strict=True)

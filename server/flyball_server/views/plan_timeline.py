@@ -16,7 +16,10 @@ from flyball_server.jobs.errors import (
 )
 from flyball_server.jobs.lifecycle.job_life import is_emulated
 from flyball_server.jobs.measurements.step_reading import gpus_over_profile
-from flyball_server.jobs.registry.inspection import JobSummary, require_job, require_plan, summarise
+from flyball_server.jobs.registry.inspection import (
+    JobSummary,
+    summarise,
+)
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.planning.documents.predicted_timeline import (
@@ -83,9 +86,9 @@ def get_timeline(
     """
     with services.store.reading() as reader:
         key = _key(reader, job_id, version)
-        plan = require_plan(reader, job_id, key.version).plan
+        plan = reader.require_plan(job_id, key.version).plan
         profile = reader.find_profile(job_id)
-        num_ranks = require_job(reader, job_id).spec.num_expected_ranks
+        num_ranks = reader.require_job(job_id).spec.num_expected_ranks
     if plan.is_probe:
         problem = "it was made to learn from; its clocks change from step to step"
         raise UndrawablePlanError(job_id=job_id, version=key.version, problem=problem)
@@ -111,7 +114,7 @@ def get_timeline(
 
 
 def _key(reader: JobReader, job_id: str, version: int | None) -> TimelineKey:
-    summary = summarise(reader, require_job(reader, job_id))
+    summary = summarise(reader, reader.require_job(job_id))
     job = summary.job
     return TimelineKey(
         job_id=job_id,

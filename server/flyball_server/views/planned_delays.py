@@ -27,7 +27,7 @@ def planned_delays(spec: JobSpec, planned_inputs: PlanningInputs) -> PlannedDela
     if num_in_node is not None and num_in_node <= (num_gpus or 1):
         num_in_node = None
     beside = (measured, spec.tail_ms, spec.transfer_ms, num_gpus, num_in_node)
-    if all(one is None for one in beside):
+    if all(delays is None for delays in beside):
         return None
     tail_ms, hops_ms = spec.tail_ms or 0.0, spec.transfer_ms or ()
     tail_source = None if spec.tail_ms is None else DelaySource.GIVEN

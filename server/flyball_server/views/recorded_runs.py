@@ -16,7 +16,6 @@ from flyball_server.jobs.measurements.pruning import most_steps
 from flyball_server.jobs.measurements.step_pairs import CountingRule, StepKinds
 from flyball_server.jobs.measurements.step_reading import all_step_kinds, read_fold
 from flyball_server.jobs.records import JobRecord, PlanRecord, RankRecord
-from flyball_server.jobs.registry.inspection import require_job
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.step_records import InstructionKey, Moments
 from flyball_server.jobs.store.sql.job_reader import JobReader
@@ -47,7 +46,7 @@ def get_recorded_runs(services: JobServices, job_id: str) -> RecordedRuns:
         UnrecordedRunsError: fewer than two versions can be replayed.
     """
     with services.store.reading() as reader:
-        job = require_job(reader, job_id)
+        job = reader.require_job(job_id)
         plans = {record.version: record for record in reader.list_plans(job_id)}
         measured = _Measured(
             job=job,
@@ -56,7 +55,7 @@ def get_recorded_runs(services: JobServices, job_id: str) -> RecordedRuns:
             kinds=all_step_kinds(plans.values()),
             profile=reader.find_profile(job_id),
             instructions_s={
-                each.place: each.instructions_s for each in reader.list_moments(job_id)
+                moment.place: moment.instructions_s for moment in reader.list_moments(job_id)
             },
         )
         sums = _summed_steps(reader, job, measured.kinds)

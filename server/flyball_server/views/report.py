@@ -11,7 +11,6 @@ from flyball_server.jobs.measurements.step_reading import predicted_iteration, r
 from flyball_server.jobs.registry.inspection import (
     JobSummary,
     gpu_notes,
-    require_job,
     shape_notes,
     summarise,
 )
@@ -32,13 +31,13 @@ def get_report(services: JobServices, job_id: str) -> JobReport:
         UnknownJobError: the job does not exist.
     """
     with services.store.reading() as reader:
-        summary = summarise(reader, require_job(reader, job_id))
+        summary = summarise(reader, reader.require_job(job_id))
         job = summary.job
         loop_state = reader.find_loop_state(job_id)
         fold = read_fold(reader, job)
         predicted = _predicted(reader, summary, fold)
     savings = savings_of(fold, loop_state.gpu_changes)
-    profiling = loop_state.profiling
+    profiling, work_note = loop_state.profiling, loop_state.lasting.work_note
     return JobReport(
         job_id=job_id,
         emulated=is_emulated(job, summary.ranks),
@@ -57,6 +56,7 @@ def get_report(services: JobServices, job_id: str) -> JobReport:
             *shape_notes(summary),
             *no_clocks_notes(summary.ranks),
             *gpu_notes(summary),
+            *(() if work_note is None else (work_note,)),
         ),
         energy_scope=common_scope(summary.ranks),
         saved_of_j=savings.saved_of_j,

@@ -10,7 +10,6 @@ from itertools import groupby
 
 from flyball_server.jobs.measurements.pruning import MOST_MEASUREMENTS, MOST_STAGES, most_steps
 from flyball_server.jobs.records import JobRecord
-from flyball_server.jobs.registry.inspection import require_job
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.step_records import StageTotals
 from flyball_server.jobs.store.sql.job_reader import JobReader
@@ -26,7 +25,7 @@ def list_stage_steps(
         UnknownJobError: the job does not exist.
     """
     with services.store.reading() as reader:
-        spec = require_job(reader, job_id).spec
+        spec = reader.require_job(job_id).spec
         num_steps = most_steps(
             spec, limit, num_measurements=MOST_MEASUREMENTS, num_stages=MOST_STAGES
         )
@@ -42,13 +41,13 @@ def steps_by_stage(totals: Iterable[StageTotals]) -> tuple[StagesOfStep, ...]:
 
 
 def _step(step: int, totals: Sequence[StageTotals]) -> StagesOfStep:
-    versions = {each.plan_version for each in totals if each.unknown_version is None}
-    unknown = {each.unknown_version for each in totals if each.unknown_version is not None}
+    versions = {total.plan_version for total in totals if total.unknown_version is None}
+    unknown = {total.unknown_version for total in totals if total.unknown_version is not None}
     return StagesOfStep(
         step=step,
-        num_ranks=sum(each.num_ranks for each in totals),
+        num_ranks=sum(total.num_ranks for total in totals),
         plan_versions=tuple(sorted(versions, key=lambda version: version or 0)),
-        time_s=max(each.time_s for each in totals),
+        time_s=max(total.time_s for total in totals),
         energy_j=_energy_j(totals),
         stages=tuple(
             _stage(stage, tuple(of_stage))
@@ -61,27 +60,29 @@ def _step(step: int, totals: Sequence[StageTotals]) -> StagesOfStep:
 def _stage(stage: int, totals: Sequence[StageTotals]) -> StageOfStep:
     return StageOfStep(
         stage=stage,
-        num_ranks=sum(each.num_ranks for each in totals),
-        time_s=max(each.time_s for each in totals),
+        num_ranks=sum(total.num_ranks for total in totals),
+        time_s=max(total.time_s for total in totals),
         energy_j=_energy_j(totals),
-        num_clock_misses=sum(each.num_clock_misses for each in totals),
-        num_power_capped=sum(each.num_power_capped for each in totals),
-        num_thermally_capped=sum(each.num_thermally_capped for each in totals),
+        num_clock_misses=sum(total.num_clock_misses for total in totals),
+        num_power_capped=sum(total.num_power_capped for total in totals),
+        num_thermally_capped=sum(total.num_thermally_capped for total in totals),
         sm_clock_mhz=_sm_clock_mhz(totals),
     )
 
 
 def _energy_j(totals: Sequence[StageTotals]) -> float | None:
-    energies_j = [each.energy_j for each in totals if each.energy_j is not None]
+    energies_j = [total.energy_j for total in totals if total.energy_j is not None]
     return sum(energies_j) if len(energies_j) == len(totals) else None
 
 
 def _sm_clock_mhz(totals: Sequence[StageTotals]) -> float | None:
     """Return the mean over all ranks with a clock reading, for all versions."""
     sums_mhz = [
-        each.num_with_clock * each.sm_clock_mhz for each in totals if each.sm_clock_mhz is not None
+        total.num_with_clock * total.sm_clock_mhz
+        for total in totals
+        if total.sm_clock_mhz is not None
     ]
-    return sum(sums_mhz) / sum(each.num_with_clock for each in totals) if sums_mhz else None
+    return sum(sums_mhz) / sum(total.num_with_clock for total in totals) if sums_mhz else None
 
 
 # Limits of the kept steps: their number, the measurements of single ranks in them, and their
@@ -214,16 +215,16 @@ def older_steps(
     """
     found = list_stage_steps(services, job_id, limit=num_steps, after_step=after_step)
     return tuple(
-        WindowStep(step=each.step, revision=0, is_complete=True, rendered=render(each))
-        for each in found
+        WindowStep(step=total.step, revision=0, is_complete=True, rendered=render(total))
+        for total in found
     )
 
 
 def settled_step(steps: Sequence[WindowStep]) -> int:
     """Return the last step up to which all are complete; -1: the first is incomplete."""
     settled = -1
-    for each in steps:
-        if not each.is_complete:
+    for step in steps:
+        if not step.is_complete:
             break
-        settled = each.step
+        settled = step.step
     return settled

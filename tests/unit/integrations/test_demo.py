@@ -316,7 +316,7 @@ def test_what_the_computer_takes_of_its_own_may_be_a_larger_share_where_time_run
         (
             1.02,
             1.034,
-            "the iteration time of the plan is 3.4 % off the prediction, and at most 3.0",
+            "the iteration time of the plan is 3.4 % off the prediction, more than the 3.0",
         ),
         (1.0, 1.021, "of the plan, relative to the baseline's, is 2.1 % off the prediction"),
         (1.025, 1.0, "of the plan, relative to the baseline's, is 2.4 % off the prediction"),
@@ -421,6 +421,16 @@ def test_the_report_has_measured_and_predicted_figures_side_by_side_and_calls_th
         "Stage 1 | [F0 1410 2.0] [B0 990 2.0]",
     ]
     assert lines[-1] == "see http://127.0.0.1:1/docs"
+
+
+def test_no_figure_is_cut_on_a_narrow_screen() -> None:
+    output = io.StringIO()
+    print_report(Console(file=output, width=60), demo_result(), [])
+    table, _, _ = output.getvalue().partition("Baseline:")
+    assert "\u2026" not in table
+    words = table.split()
+    for word in ("baseline", "predicted", "(+1.1", "910", "10.0", "steps"):
+        assert word in words
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from tests.unit.planning.tiny_pipelines import B, F, operating_points, profile_o
 from flyball_integrations.deepspeed.engine_order import OrderedP2P, PlannedSchedule
 from flyball_pipeline.errors import PipelineError
 from flyball_pipeline.instruction import Instruction, equal_stages
-from flyball_pipeline.schedule import Schedule, peak_activations
+from flyball_pipeline.schedule import Schedule
 from flyball_pipeline.schedules.envpipe import default_extra_forwards
 from flyball_pipeline.schedules.one_f_one_b import warmup_then_alternate
 from flyball_server.planning.scheduling import ActivationMemory, ScheduleContext, schedule_for
@@ -73,7 +73,7 @@ def written(planned: PlannedSchedule) -> str:
 
 def run(order: Schedule, p2p: OrderedP2P) -> PipelineChecker:
     """Check the lists with the P2P that they are for; eager sends have the windows of EagerP2P."""
-    in_flight = peak_activations(order)
+    in_flight = order.peak_activations
     windows = [
         Window(activations=own, gradients=in_flight[max(0, stage - 1)])
         for stage, own in enumerate(in_flight)
@@ -149,7 +149,7 @@ def test_every_order_either_runs_right_or_is_refused(
         with pytest.raises(PipelineError, match="forever"):
             run(order, p2p)
         return
-    assert run(order, p2p).most_in_flight == list(peak_activations(order))
+    assert run(order, p2p).most_in_flight == list(order.peak_activations)
 
 
 @given(
@@ -163,7 +163,7 @@ def test_a_buffer_is_held_no_longer_than_its_microbatch_needs(
     falling = sorted(extras[: num_stages - 1], reverse=True)
     counts = [num_stages - stage + extra for stage, extra in enumerate([*falling, 0])]
     order = in_front(num_microbatches, counts)
-    in_flight = peak_activations(order)
+    in_flight = order.peak_activations
     for own, planned in zip(in_flight, schedules(order, "eager"), strict=True):
         assert planned.num_pipe_buffers() == own
     for stage, planned in enumerate(schedules(order, "pulled")):

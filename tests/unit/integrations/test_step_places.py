@@ -10,6 +10,7 @@ import pytest
 import torch.distributed
 
 from flyball_client.steps.agreement import AgreementError
+from flyball_integrations.shared import step_agreement
 from flyball_integrations.shared.step_agreement import _Places, decline_to_agree
 
 NUM_RANKS = 4
@@ -69,3 +70,30 @@ def test_ranks_that_decline_wait_for_nobody_and_may_announce_the_next_time(
     on_ranks(lambda rank: decline_to_agree())
     places = [(rank, 0, 0, 0) for rank in range(NUM_RANKS)]
     assert on_ranks(lambda rank: _Places().exchange(places[rank], 20.0)) == [places] * NUM_RANKS
+
+
+@pytest.mark.parametrize("silent", [0, 2])
+def test_a_rank_that_does_not_attach_is_named_and_waited_for_once(
+    on_ranks: OnRanks,
+    silent: int,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(step_agreement, "_NAMED_AFTER_S", 0.05)
+
+    def call(rank: int, timeout_s: float) -> object:
+        return None if rank == silent else _Places().exchange((rank, 0, 0, 0), timeout_s)
+
+    fault = f"rank {silent} did not call attach within 0.3 s"
+    assert on_ranks(lambda rank: call(rank, 0.3)) == [
+        None if rank == silent else fault for rank in range(NUM_RANKS)
+    ]
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line == (
+        f"waiting up to 0.3 s for rank {silent} to call attach with announces_work=True"
+    )
+    # Now its count of calls is behind that of the others, so that they would never meet.
+    assert (
+        on_ranks(lambda rank: _Places().exchange((rank, 0, 0, 0), 3600.0))
+        == [f"{fault} before"] * NUM_RANKS
+    )

@@ -30,11 +30,10 @@ from flyball_server.planning.documents.recorded_plan import models_by_dp_rank
 from flyball_server.planning.frontier_curve import make_frontier
 from flyball_server.planning.model.joint_model import (
     join_pipelines,
-    simulate_jointly,
     split_assignment,
 )
 from flyball_server.planning.model.pipeline_model import PipelineModel
-from flyball_server.planning.model.simulator import simulate, time_and_energy
+from flyball_server.planning.model.simulator import simulate, simulate_jointly, time_and_energy
 from flyball_server.planning.planner import make_plan, model_of_request
 from flyball_wire.plan_options import Effort, Policy, Reconfigure
 from flyball_wire.plans.plan import Plan, PlannedInstruction

@@ -46,10 +46,9 @@ from flyball_server.planning.model.early_requests import (
     EarlyRequestBatch,
     early_requests,
 )
-from flyball_server.planning.model.joint_model import simulate_jointly
 from flyball_server.planning.model.late_clocks import LateClockSimulator
 from flyball_server.planning.model.pipeline_model import PipelineModel, build_model
-from flyball_server.planning.model.simulator import simulate, time_and_energy
+from flyball_server.planning.model.simulator import simulate, simulate_jointly, time_and_energy
 from flyball_server.planning.planner import make_plan, model_of_request
 from flyball_server.planning.scheduling import schedule_for
 from flyball_server.planning.simulated_plan import SimulatedPlan

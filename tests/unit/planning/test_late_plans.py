@@ -30,9 +30,9 @@ from flyball_server.planning.frontier.solver import DeadlineSolver
 from flyball_server.planning.frontier.transition_search import TransitionSearch
 from flyball_server.planning.frontier_curve import late_plans, make_frontier
 from flyball_server.planning.model.array_dag import earliest_finishes_s
-from flyball_server.planning.model.joint_model import join_pipelines, simulate_jointly
+from flyball_server.planning.model.joint_model import join_pipelines
 from flyball_server.planning.model.late_clocks import LateClockSimulator
-from flyball_server.planning.model.simulator import simulate, time_and_energy
+from flyball_server.planning.model.simulator import simulate, simulate_jointly, time_and_energy
 from flyball_server.planning.planner import make_plan, model_of_request
 from flyball_server.planning.stragglers.slowed_pipelines import slowed_model
 from flyball_wire.plan_options import Effort, Policy

@@ -25,7 +25,7 @@ from flyball_server.planning.frontier_curve import make_frontier
 from flyball_server.planning.model.late_clocks import LateClockSimulator
 from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_server.planning.planner import make_plan, model_of_request
-from flyball_server.planning.request_options import within_calls
+from flyball_server.planning.policies.frontier import within_calls
 from flyball_wire.plan_options import Effort, PlanOptions
 
 pytestmark = pytest.mark.slow

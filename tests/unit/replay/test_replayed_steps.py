@@ -9,7 +9,12 @@ import pytest
 from tests.shared_data import needs_shared_data, recorded_steps
 from tests.unit.replay.small_steps import HEADER, WAITING_W, alone, profile, steps_of
 
+from flyball_pipeline.dag import build_dag
+from flyball_pipeline.instruction import SPLIT_BACKWARD, equal_stages
+from flyball_pipeline.paths import earliest_finish_s
 from flyball_pipeline.retiming import NO_RESERVE
+from flyball_pipeline.schedules.inputs import ScheduleInputs
+from flyball_pipeline.schedules.table import make_schedule
 from flyball_profiles.clock_transitions import ClockTransitions
 from flyball_profiles.examples import load_example_profile
 from flyball_server.replay.recorded_runs import RecordingError
@@ -204,7 +209,54 @@ def test_model_chunks_are_read() -> None:
     assert bound_saved_percent(steps) == pytest.approx(0, abs=1e-6)
 
 
+def ordered_text(name: str) -> str:
+    """Return a step of an order of two chunks, with begins at 1 s an instruction."""
+    dag = build_dag(
+        make_schedule(
+            name, ScheduleInputs(shape=equal_stages(2, 4, kinds=SPLIT_BACKWARD, num_chunks=2))
+        )
+    )
+    ends_s = earliest_finish_s(dag, [1.0] * dag.num_nodes)
+    nodes = list(zip(dag.stage, dag.instruction, ends_s, strict=True))
+    random.Random(1).shuffle(nodes)
+    return HEADER.replace("time_s", "time_s,chunk") + "".join(
+        f"0,0,{stage},{kind},{microbatch},{end_s - 1},1,{chunk}\n"
+        for stage, (kind, microbatch, chunk), end_s in nodes
+    )
+
+
+@pytest.mark.parametrize("name", ["interleaved-zb", "zbv"])
+def test_chunks_stand_where_their_begins_say_and_halves_have_the_curve_of_a_backward(
+    name: str,
+) -> None:
+    text = ordered_text(name)
+    steps = steps_of(text)
+    last_s = max(float(row.split(",")[5]) for row in text.splitlines()[1:])
+    judged = judged_at_once(steps[0], [steps[0][0].model.highest_mhz])
+    assert judged.time_s == pytest.approx(last_s + 1)
+    # 1 s of a backward of 62 J in 0.2 s.
+    node = next(n for n, each in enumerate(steps[0][0].model.dag.instruction)
+                if each.kind == "backward_weight")  # fmt: skip
+    assert steps[0][0].model.points[node][0].energy_j == pytest.approx(310)
+
+
+def test_steps_are_read_by_their_numbers_however_lines_end() -> None:
+    text = pipelines_text(3)
+    header, *rows = text.splitlines()
+    steps = parse_recorded_steps(text)
+    random.Random(1).shuffle(rows)
+    shuffled = parse_recorded_steps("\r".join([header, *rows]))
+    assert [each.step for each in shuffled] == [0, 1, 2]
+    assert [each.pipelines[1].stages for each in shuffled] == [
+        each.pipelines[1].stages for each in steps
+    ]
+
+
 FAULTS = {
+    HEADER.replace("time_s", "time_s,time_s"): "line 1: column time_s is there twice",
+    HEADER + "0,0,0,forward,1,0,1\n": "line 2: step 0, dp_rank 0 has no microbatch 0;",
+    HEADER + "0,0,0,forward,0,0,1\n1,0,0,forward,0,0,1\n1,0,1,forward,0,0,1\n": "line 2: step 0,"
+    " dp_rank 0 has no stage 1; stage numbers count from 0 without gaps",
     "step,stage\n": "line 1: column dp_rank is missing",
     HEADER: "line 1: there are no rows",
     HEADER + "0,0,0,fwd,0,0,0.1\n": "line 2: unknown instruction 'fwd'; known: forward, backward",

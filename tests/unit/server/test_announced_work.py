@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 from tests.planner.one_rank import store_measurements
-from tests.planner.samples import MOMENT, frequency_plan, job_spec
+from tests.planner.sample_plans import frequency_plan
+from tests.planner.samples import MOMENT, job_spec
 from tests.planner.stores import opened_store
 from tests.planner.use_cases import put_profile, register_job
 from tests.planner.working_ranks import Lengths, WorkingRanks, WorkingStep
@@ -34,7 +35,11 @@ from flyball_server.jobs.measurements.step_reading import read_fold
 from flyball_server.jobs.measurements.timed_steps import MOST_TIMED_STEPS
 from flyball_server.jobs.reconcile.expiry import ExpiryReconciler
 from flyball_server.jobs.reconcile.plans import PlanReconciler
-from flyball_server.jobs.registry.inspection import get_job, get_plan, notes, require_job
+from flyball_server.jobs.registry.inspection import (
+    get_job,
+    get_plan,
+    notes,
+)
 from flyball_server.jobs.registry.registration import leave_rank
 from flyball_server.jobs.savings.comparisons import start_comparison
 from flyball_server.jobs.savings.savings import savings_of
@@ -569,7 +574,7 @@ def test_each_drift_takes_a_larger_one_than_before() -> None:
 def savings(services: JobServices, version: int) -> MeasuredSavings:
     """What steps of a version have saved, measured."""
     with services.store.reading() as reader:
-        fold = read_fold(reader, require_job(reader, "job"))
+        fold = read_fold(reader, reader.require_job("job"))
     return next(each for each in savings_of(fold).versions if each.version == version)
 
 

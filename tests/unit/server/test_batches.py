@@ -276,20 +276,25 @@ def test_of_steps_with_many_instructions_only_the_newest_of_each_rank_are_kept(
     assert kept_steps(services, 0) == kept_steps(services, 1) == newest
 
 
+@pytest.mark.parametrize("num_far", [1, 2])
 def test_steps_of_absurd_numbers_drop_no_others(
-    services: Services, monkeypatch: pytest.MonkeyPatch
+    services: Services, monkeypatch: pytest.MonkeyPatch, num_far: int
 ) -> None:
     monkeypatch.setattr(measurements, "KEPT_INSTRUCTIONS", 0)
     absurd = [10**12, 10**9, 10**15]
     for first, far in enumerate([10, *absurd]):
         for rank in (0, 1):
             post_instructions(services, rank, range(20 * first, 20 * first + 20), 4)
-        post_instructions(services, 1, range(far, far + 1), 4)
-    assert kept_steps(services, 0) == list(range(80 - FEWEST_KEPT_STEPS, 80))
-    assert kept_steps(services, 1) == [*range(80 - FEWEST_KEPT_STEPS, 80), *sorted(absurd)]
-    # A run that goes on far from where it was drops what is older, as soon as it is not alone.
-    post_instructions(services, 0, range(10_000, 10_002), 4)
-    assert kept_steps(services, 0) == [10_000, 10_001]
+        post_instructions(services, 1, range(far, far + num_far), 4)
+    newest = list(range(80 - FEWEST_KEPT_STEPS, 80))
+    assert kept_steps(services, 0) == newest
+    far_steps = [far + number for far in sorted(absurd) for number in range(num_far)]
+    assert kept_steps(services, 1) == newest + far_steps
+    # A run that goes on far from where it was drops what is older, with its eighth step.
+    post_instructions(services, 0, range(10_000, 10_007), 4)
+    assert kept_steps(services, 0)[: len(newest)] == newest
+    post_instructions(services, 0, range(10_007, 10_008), 4)
+    assert kept_steps(services, 0) == list(range(10_000, 10_008))
 
 
 def test_steps_that_are_far_from_each_other_are_bounded_too(

@@ -7,10 +7,10 @@ from datetime import timedelta
 
 import pytest
 from tests.planner.one_rank import acknowledge, register_rank, store_measurements
+from tests.planner.sample_plans import frequency_plan
 from tests.planner.samples import (
     CountingPlanner,
     Services,
-    frequency_plan,
     job_spec,
     profile,
     rank_record,
@@ -21,7 +21,6 @@ from tests.planner.use_cases import change_target, put_profile, register_job
 from flyball_server.jobs.errors import JobIsOverError, NoRanksPresentError, UnknownJobError
 from flyball_server.jobs.reconcile.plans import PlanReconciler
 from flyball_server.jobs.records import PlanRecord
-from flyball_server.jobs.registry.inspection import newest_plan, require_job
 from flyball_server.jobs.savings.comparisons import (
     ComparisonReconciler,
     comparison_cycle,
@@ -224,7 +223,7 @@ def test_a_plan_that_does_not_hold_yet_or_is_being_reconfigured_is_waited_for() 
     assert job.progress() == ("running", None, 0)
     for detail in (MeasurementDetail.INSTRUCTIONS, MeasurementDetail.TOTALS):
         with job.services.store.writing("job") as writer:
-            newest = newest_plan(writer, "job")
+            newest = writer.newest_plan("job")
             assert newest is not None
             digest, plan = newest.digest, frequency_plan()
             add_version(job.services, writer, "job", plan, measurement_detail=detail, digest=digest)
@@ -246,7 +245,7 @@ def test_a_job_without_a_rank_in_training_is_not_compared(job: ComparedJob) -> N
 def test_a_job_that_is_over_is_not_compared(job: ComparedJob) -> None:
     start_comparison(job.services, "job", 6)
     with job.services.store.writing("job") as writer:
-        writer.save_job(require_job(writer, "job").moved(JobState.ENDED))
+        writer.save_job(writer.require_job("job").moved(JobState.ENDED))
     job.reconcile()
     assert len(job.versions()) == 1
     with pytest.raises(JobIsOverError, match="Job job is ended; start its training again first"):

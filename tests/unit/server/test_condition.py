@@ -68,13 +68,13 @@ def found(
             NOTHING.evolve(detected=TWO_SLOW[:1], delays=DIFFERING),
             HERE,
             "slow GPU",
-            "rank 0 is 1.10 times as slow as profiled; no cause is known",
+            "rank 0 takes 1.10 times as long as profiled, cause unknown",
         ),
         (
             NOTHING.evolve(detected=TWO_SLOW),
             HERE,
             "slow GPU",
-            "ranks 0 and 1 are slow; rank 1 is 1.25 times as slow as profiled, heat holds it down",
+            "ranks 0 and 1 are slow; rank 1 takes 1.25 times as long as profiled, held down",
         ),
     ],
 )

@@ -15,7 +15,7 @@ from flyball_server.jobs.findings.announcements import list_stragglers, withdraw
 from flyball_server.jobs.findings.noting import Change, note_findings
 from flyball_server.jobs.findings.stragglers import MIN_STEPS, StragglerReconciler
 from flyball_server.jobs.loop_state import Comparison, PlanningInputs
-from flyball_server.jobs.registry.inspection import get_job, require_job
+from flyball_server.jobs.registry.inspection import get_job
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.versions.plan_versions import add_version
 from flyball_server.planning.errors import PlanningError
@@ -191,7 +191,7 @@ def put_another_profile(services: JobServices) -> None:
 def begin_anew(services: JobServices) -> None:
     """As a new run under the job's name, with as many changes of its inputs."""
     with services.store.writing("job") as writer:
-        job = require_job(writer, "job")
+        job = writer.require_job("job")
         writer.save_job(job.evolve(created_at=job.created_at + timedelta(seconds=1)))
 
 

@@ -10,15 +10,8 @@ from datetime import timedelta
 
 import pytest
 from tests.planner.one_rank import register_rank
-from tests.planner.samples import (
-    MOMENT,
-    CountingPlanner,
-    Services,
-    frequency_plan,
-    job_spec,
-    profile,
-    rank_record,
-)
+from tests.planner.sample_plans import frequency_plan
+from tests.planner.samples import MOMENT, CountingPlanner, Services, job_spec, profile, rank_record
 from tests.planner.use_cases import change_target, put_profile, register_job
 
 from flyball_server.jobs.errors import (
@@ -36,7 +29,6 @@ from flyball_server.jobs.registry.inspection import (
     get_job,
     get_plan,
     list_plans,
-    require_job,
 )
 from flyball_server.jobs.registry.registration import leave_rank
 from flyball_server.jobs.services import JobServices
@@ -361,7 +353,7 @@ def test_a_failed_job_that_ended_is_planned_when_it_comes_back(failed: JobServic
     register_rank(failed, rank_record(0))
     leave_rank(failed, "job", 0)
     with failed.store.writing("job") as writer:
-        job = require_job(writer, "job")
+        job = writer.require_job("job")
         writer.save_job(job.moved(JobState.ENDED, problem=job.problem))
     change_and_die(failed, "fastest")
     PlanReconciler()(failed, "job")

@@ -23,7 +23,8 @@ from flyball_server.jobs.reconcile.plans import PlanReconciler
 from flyball_server.jobs.registry.inspection import get_job, get_plan
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.wanted.request import with_measured_delays
-from flyball_server.planning.request_options import clock_transitions, within_calls
+from flyball_server.planning.policies.frontier import within_calls
+from flyball_server.planning.request_options import clock_transitions
 from flyball_server.views.planned_delays import planned_delays
 from flyball_wire.plan_options import PlanOptions
 

@@ -9,11 +9,11 @@ from dataclasses import replace
 from unittest.mock import Mock, patch
 
 import pytest
+from tests.planner.sample_plans import frequency_plan
 from tests.planner.samples import (
     MOMENT,
     CountingPlanner,
     Services,
-    frequency_plan,
     job_record,
     one_microbatch,
     plan_record,
@@ -81,6 +81,8 @@ def test_a_line_has_the_kind_and_target_of_its_version(services: JobServices) ->
     assert {line.created_at for line in found} == {MOMENT.isoformat()}
     assert found[0].predicted is None
     assert found[0].stage_clock_mhz == (1205.0,)
+    assert [line.baseline_cycle for line in found] == [(), (), (True, False), ()]
+    assert [line.highest_mhz for line in found] == [None] * 4  # the job has no profile
     for line in found[1:]:
         assert line.predicted is not None
         assert line.predicted.energy_j == 0.1 + 0.2

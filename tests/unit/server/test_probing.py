@@ -28,7 +28,6 @@ from flyball_server.jobs.registry.inspection import (
     get_profiling,
     list_plans,
     notes,
-    require_job,
 )
 from flyball_server.jobs.step_records import StepDetail, StepRecord
 from flyball_server.jobs.versions import rank_plans
@@ -261,7 +260,7 @@ def test_a_new_run_gets_no_older_profile(job: ProbedJob, monkeypatch: pytest.Mon
 
     def begun_before(*parts: object) -> object:
         with job.services.jobs.store.writing("job") as writer:
-            old = require_job(writer, "job")
+            old = writer.require_job("job")
             writer.save_job(old.evolve(created_at=old.created_at + timedelta(seconds=1)))
         return Refused(problem="no")
 

@@ -26,7 +26,10 @@ from flyball_server.jobs.reconcile.reconfigurations import (
     ReconfigurationReconciler,
 )
 from flyball_server.jobs.records import PlanRecord
-from flyball_server.jobs.registry.inspection import get_job, get_plan, require_job
+from flyball_server.jobs.registry.inspection import (
+    get_job,
+    get_plan,
+)
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.contract import JobStore
 from flyball_server.jobs.store.sql.job_reader import JobReader
@@ -266,7 +269,7 @@ def test_a_decision_holds_for_its_version_alone(
 
     def change(writer: JobWriter) -> None:
         if is_another_run:
-            job = require_job(writer, "job")
+            job = writer.require_job("job")
             writer.save_job(job.evolve(created_at=job.created_at + timedelta(seconds=1)))
         else:
             add_version(

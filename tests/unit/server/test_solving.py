@@ -24,8 +24,7 @@ from flyball_server.solving.in_thread import (
     SolveStoppedError,
 )
 from flyball_server.solving.on_dask import DaskWorkers
-from flyball_server.solving.processes import PlanningProcesses
-from flyball_server.solving.worker import NICENESS
+from flyball_server.solving.processes import NICENESS, PlanningProcesses
 
 pytestmark = pytest.mark.slow
 

@@ -16,7 +16,7 @@ from flyball_server.planning.order_advice import advise_order
 from flyball_server.planning.planner import PlanRequest, make_plan, make_plan_only
 from flyball_server.planning.stragglers.slowed_pipelines import SlowedRequest, make_slowed_plan
 from flyball_server.profiling.moves import Finished, Probe, next_move
-from flyball_server.solving.worker import outcome_of
+from flyball_server.solving.processes import outcome_of
 from flyball_wire.plan_options import Effort, PlanOptions
 from flyball_wire.plans.plan import Slowdown
 

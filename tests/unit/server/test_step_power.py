@@ -145,6 +145,22 @@ def test_a_miss_within_the_scatter_of_steps_changes_nothing(services: JobService
     assert corrected(known, plan, profile(), 257.0, error=0.01).factor > 1
 
 
+def test_chance_and_coarse_clocks_do_not_make_versions_for_ever(services: JobServices) -> None:
+    job(services, {"target": "power:250"}, are_posted=False)
+    plan, chance = get_plan(services, "job", 1).plan, random.Random(3)
+    cases: list[tuple[float, Callable[[], float]]] = [
+        (0.01, lambda: 1 + 0.01 * chance.gauss(0, 1)),
+        (0.0, lambda: chance.choice([0.991, 1.009])),
+    ]
+    for error, share in cases:
+        known = StepPower(target="power:250")
+        for _ in range(2000):
+            known = corrected(known, plan, profile(), 250 * share(), error=error)
+        assert 4 <= known.num_changes <= 6
+        # A miss that is much larger is corrected still.
+        assert corrected(known, plan, profile(), 280.0, error=error) != known
+
+
 def test_a_factor_of_another_target_does_not_hold_back_a_correction(services: JobServices) -> None:
     """With this plan it would end steps before they can end at the highest clocks."""
     job(services, {"target": "power:250"}, are_posted=False)

@@ -7,7 +7,6 @@ from tests.planner.samples import CountingPlanner, Services, job_record, job_spe
 from tests.planner.samples import step_record as measured
 
 from flyball_server.jobs.measurements.pruning import most_steps
-from flyball_server.jobs.registry.inspection import require_job
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.step_records import StepRecord
 from flyball_server.views import stage_steps
@@ -60,7 +59,7 @@ def post(services: JobServices, *steps: StepRecord) -> None:
 
 def read(window: StepWindow, services: JobServices) -> tuple[WindowStep, ...]:
     with services.store.reading() as reader:
-        return window.read(reader, require_job(reader, "job"))
+        return window.read(reader, reader.require_job("job"))
 
 
 def numbers(steps: tuple[WindowStep, ...]) -> list[int]:

@@ -37,7 +37,7 @@ _LIMITS = {
     ClockLimit.THERMAL: ("limited by heat", "planned clocks will be missed"),
     ClockLimit.POWER: (
         "limited by power",
-        "under a limit the highest clocks are missed, so profile under the same one",
+        "under a limit the highest clocks are missed, so profile under the same limit",
     ),
     ClockLimit.OTHER: ("limited by the hardware", "planned clocks will be missed"),
 }

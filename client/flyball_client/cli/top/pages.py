@@ -73,8 +73,8 @@ def page_of(seen: Seen, address: str, now: datetime, width: int) -> Page:
 
 def _jobs(jobs: Sequence[JobOverview], now: datetime) -> list[Block]:
     if not jobs:
-        text = "No jobs yet. A job appears when its ranks register: run make demo in a clone of"
-        return [(), (_muted(f"{text} Flyball, or call flyball.attach in a training script."),)]
+        text = "No jobs yet. A job appears when its ranks register: call flyball.attach in a"
+        return [(), (_muted(f"{text} training script."),)]
     body: list[Block] = []
     # Living jobs first, each at the same place in every frame.
     in_order = sorted(jobs, key=lambda job: (job.state in _OVER, job.job_id))
@@ -124,11 +124,16 @@ def _job_row(job: JobOverview, now: datetime) -> Row:
 def _measured(job: JobOverview, origin: str = "") -> Row:
     newest, saving = job.measured, job.saving_percent
     return {
-        f">{origin}saving, %": Span(number_text(saving, _PERCENT), _saving_tone(saving)),
-        f">{origin}slower, %": number_text(job.slowdown_percent, _SIGNED_PERCENT),
+        f">{origin}saving, %": Span(_sure_text(saving, _PERCENT), _saving_tone(saving)),
+        f">{origin}slower, %": _sure_text(job.slowdown_percent, _SIGNED_PERCENT),
         f">{origin}time, s": number_text(newest.iteration_time_s if newest else None, _TIME_S),
         f">{origin}energy, J": number_text(newest.energy_j if newest else None, _ENERGY_J),
     }
+
+
+def _sure_text(change: Estimate | None, form: str) -> str:
+    """Return the mean of a change; UNKNOWN: not measured, or its interval includes zero."""
+    return UNKNOWN if change is None or change.includes_zero else number_text(change, form)
 
 
 def _predicted(plan: PredictedIteration | None, origin: str = "predicted\n") -> Row:
@@ -274,7 +279,7 @@ def _stages(reading: FollowedJob, whole: Sequence[StagesOfStep]) -> list[Block]:
     if not window:
         return []
     (version,) = window[-1].plan_versions
-    plan = next((each for each in reading.history if each.version == version), None)
+    plan = next((known for known in reading.history if known.version == version), None)
     title = f"stages in steps {window[0].step} to {window[-1].step}, "
     title += "without a plan" if version is None else f"on version {version}"
     if plan is not None and plan.kind == PlanKind.COMPARISON:
@@ -286,31 +291,36 @@ def _stages(reading: FollowedJob, whole: Sequence[StagesOfStep]) -> list[Block]:
             ">planned\nMHz": number_text(planned_mhz.get(stage), _CLOCK_MHZ),
             **_stage_row(_heading(reading.overview), _of(stage, window), _of(stage, whole)),
         }
-        for stage in sorted({each.stage for step in window for each in step.stages})
+        for stage in sorted({stage_step.stage for step in window for stage_step in step.stages})
     ]
     return [(), (_muted(title),), Table.of(rows)]
 
 
 def _of(stage: int, steps: Sequence[StagesOfStep]) -> list[StageOfStep]:
-    return [each for step in steps for each in step.stages if each.stage == stage]
+    return [stage_step for step in steps for stage_step in step.stages if stage_step.stage == stage]
 
 
 def _stage_row(how: str, window: Sequence[StageOfStep], whole: Sequence[StageOfStep]) -> Row:
     """Return a stage's means, its numbers of low clocks, and the newest powers."""
-    time_s = sum(each.time_s for each in window)
-    energies_j = [each.energy_j for each in window if each.energy_j is not None]
+    time_s = sum(stage_step.time_s for stage_step in window)
+    energies_j = [stage_step.energy_j for stage_step in window if stage_step.energy_j is not None]
     energy_j = sum(energies_j) if len(energies_j) == len(window) else None
-    clocks_mhz = [each.sm_clock_mhz for each in window if each.sm_clock_mhz is not None]
+    clocks_mhz = [
+        stage_step.sm_clock_mhz for stage_step in window if stage_step.sm_clock_mhz is not None
+    ]
     clock_mhz = sum(clocks_mhz) / len(clocks_mhz) if clocks_mhz else None
     return {
         f">{how}\nMHz": number_text(clock_mhz, _CLOCK_MHZ),
         f">{how}\ntime, s": f"{time_s / len(window):{_TIME_S}}",
         f">{how}\npower, W": number_text(_power_w(energy_j, time_s), _POWER_W),
-        f">{how}\nlow clocks": _warned(sum(each.num_clock_misses for each in window)),
-        ">by power": _warned(sum(each.num_power_capped for each in window)),
-        ">by heat": _warned(sum(each.num_thermally_capped for each in window)),
+        f">{how}\nlow clocks": _warned(sum(stage_step.num_clock_misses for stage_step in window)),
+        ">by power": _warned(sum(stage_step.num_power_capped for stage_step in window)),
+        ">by heat": _warned(sum(stage_step.num_thermally_capped for stage_step in window)),
         f"<{how}\npower, newest steps": _drawn(
-            [_power_w(each.energy_j, each.time_s) for each in whole[-_SHOWN_POWERS:]]
+            [
+                _power_w(stage_step.energy_j, stage_step.time_s)
+                for stage_step in whole[-_SHOWN_POWERS:]
+            ]
         ),
     }
 
@@ -334,7 +344,10 @@ def _versions(reading: FollowedJob, now: datetime) -> list[Block]:
     shown = reading.history[-_SHOWN_VERSIONS:]
     older = len(reading.history) - len(shown)
     note = "newest versions of the plan, * the active one" + (f"; {older} older" if older else "")
-    rows = [_version_row(each, reading.overview.active_version, now) for each in reversed(shown)]
+    rows = [
+        _version_row(shown_version, reading.overview.active_version, now)
+        for shown_version in reversed(shown)
+    ]
     return [(), (_muted(note),), Table.of(rows)] if rows else []
 
 

@@ -214,7 +214,7 @@ class EmulatedGpu:
         """Emulate a straggler.
 
         Args:
-            slowdown: Factor of the time of each instruction from the next one on, at the same
+            slowdown: Factor of the time of each instruction from the next on, at the same
                 power; 1: as profiled.
 
         Raises:
@@ -260,7 +260,7 @@ class EmulatedGpu:
     def sm_clock_mhz(self) -> int:
         """Return the SM clock in force, MHz.
 
-        Between instructions a power limit holds it where it held it in the last one.
+        Between instructions a power limit holds it where it held it in the last instruction.
         """
         self._check_open()
         self._advance()
@@ -299,7 +299,7 @@ class EmulatedGpu:
         """Start the computation, at the clock in force.
 
         Raises:
-            ValueError: The profile has no such instruction, or another one is running.
+            ValueError: The profile has no such instruction, or another is running.
         """
         self._check_open()
         if self._running is not None:

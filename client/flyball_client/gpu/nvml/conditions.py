@@ -54,7 +54,7 @@ def _watts(power_mw: int | None) -> float | None:
 
 
 def _is_on(mode: int | list[int] | None) -> bool | None:
-    """Return whether a mode is on, of ECC the current one and not that from the next start on."""
+    """Return whether a mode is on, of ECC the current mode and not that from the next start on."""
     if mode is None:
         return None
     return bool(mode[0] if isinstance(mode, list) else mode)

@@ -50,7 +50,7 @@ class ZeusdConnection:
 
     zeusd closes idle connections after some seconds, so a request that fails on a reused
     connection is sent once more: all requests are idempotent. A signal handler may make a request
-    during another one, on a connection of its own. The token appears in no text.
+    during another call, on a connection of its own. The token appears in no text.
 
     Args:
         endpoint: Path of zeusd's socket, `/run/zeusd/zeusd.sock`, or `HOST:PORT`.
@@ -185,10 +185,10 @@ class ZeusdConnection:
             text = str(document["error"])
         with contextlib.suppress(AttributeError, KeyError, TypeError):
             # by the GPU's number
-            text = "; ".join(str(each) for each in document["errors"].values())
+            text = "; ".join(str(error) for error in document["errors"].values())
         if self._token is not None:
             text = text.replace(self._token, "...")
-        text = "".join(each if each.isprintable() else " " for each in text)
+        text = "".join(character if character.isprintable() else " " for character in text)
         return " ".join(text.split())[:_MAX_TEXT_LENGTH].rstrip(".;: ")
 
 

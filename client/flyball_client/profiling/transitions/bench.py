@@ -167,7 +167,7 @@ class TransitionBench:
         """Request a clock while the GPU computes; return its call, and the loops around it.
 
         Args:
-            clock_mhz: Clock in MHz, another than the one requested before.
+            clock_mhz: Clock in MHz, other than that requested before.
             lead_s: Time in s before the request for which loops are recorded.
             window_s: Time in s after it for which loops are recorded.
         """
@@ -180,10 +180,10 @@ class TransitionBench:
         """Request clocks of this GPU and the other one at the same moments.
 
         Args:
-            clocks_mhz: Clocks in MHz, each another than the one before, the first not the highest.
+            clocks_mhz: Clocks in MHz, each other than the clock before, the first not the highest.
 
         Returns:
-            Both calls per clock but the first; the one that returned last is second. Empty: there
+            Both calls per clock but the first; the call that returned last is second. Empty: there
             is no other GPU.
         """
         pairs: list[tuple[ClockCall, ClockCall]] = []
@@ -193,9 +193,9 @@ class TransitionBench:
             both = (self._held, held)
             for clock_mhz in clocks_mhz:
                 self._sleep(_REST_S)
-                for each in both:
-                    each.request_mhz(clock_mhz)
-                calls = [self._finished_call(each, clock_mhz) for each in both]
+                for gpu in both:
+                    gpu.request_mhz(clock_mhz)
+                calls = [self._finished_call(gpu, clock_mhz) for gpu in both]
                 first, last = sorted(calls, key=lambda call: call.returned_s)
                 pairs.append((first, last))
         return pairs[1:]  # the first clock may have been requested before

@@ -1,7 +1,7 @@
 """Finding a clock change in the rates of short loops.
 
 A loop in which the clock changes has a rate between the two: of its time d and work w,
-x = (w - d r1) / (r0 - r1) seconds ran at the rate before, r0, and the rest at the new one, r1.
+x = (w - d r1) / (r0 - r1) seconds ran at the rate before, r0, and the rest at the new rate, r1.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Baseline:
             raise ValueError(f"{len(loops)} loops are too few; {_FEWEST_OF_BASELINE} are needed")
         rates = [loop.rate for loop in loops]
         rate = median(rates)
-        deviation = _SIGMA * median(abs(each - rate) for each in rates)
+        deviation = _SIGMA * median(abs(value - rate) for value in rates)
         return cls(rate=rate, tolerance=max(_NUM_SIGMAS * deviation, _LEAST_TOLERANCE * rate))
 
     def has(self, loop: Loop) -> bool:
@@ -96,7 +96,7 @@ def find_change(
     Args:
         loops: Loops in order of time.
         requested_s: Moment of the request in s.
-        before: Baseline of the clock before, which differs from that of the new one.
+        before: Baseline of the clock before, which differs from that of the new clock.
         after: Baseline of the new clock.
 
     Returns:
@@ -134,7 +134,7 @@ def _first_changed(loops: Sequence[Loop], last: int, before: Baseline) -> int:
 
 
 def _change_within(loop: Loop, before: Baseline, after: Baseline) -> tuple[float, float]:
-    """Return when the loop left the clock before and had the new one, s; both at once if it can."""
+    """Return when the loop left the old clock and had the new clock, s; both at once if it can."""
     time_s = loop.end_s - loop.begin_s
     slower = min(before, after, key=lambda baseline: baseline.rate)
     if loop.rate < slower.rate - slower.tolerance:  # the GPU stood still

@@ -89,7 +89,7 @@ def calls_queue(pairs: Sequence[tuple[ClockCall, ClockCall]], call_p50_s: float)
     """Return whether calls for two GPUs at once wait for each other.
 
     Args:
-        pairs: Two calls at once; the one that returned last is second.
+        pairs: Two calls at once; the call that returned last is second.
         call_p50_s: Median time of a call alone, s.
 
     Returns:
@@ -141,8 +141,8 @@ class _Seen:
             to_mhz=self.to_mhz,
             num=len(kept),
             num_left_out=self.num_missed + len(self.changes) - len(kept),
-            onset=TimeSpread.of([each.onset_s for each in kept]),
-            completion=TimeSpread.of([each.completion_s for each in kept]),
+            onset=TimeSpread.of([change.onset_s for change in kept]),
+            completion=TimeSpread.of([change.completion_s for change in kept]),
         )
 
 
@@ -170,10 +170,10 @@ class _Measurement:
                 "the load runs at the same rate at all clocks, MHz:"
                 f" {', '.join(map(str, falling_mhz))}; the GPU does not hold them"
             )
-        seen = [each for pair in pairs for each in self._alternate(*pair)]
+        seen = [alternation for pair in pairs for alternation in self._alternate(*pair)]
         return MeasuredTransitions(
             times=_times_of(seen, self._calls_s),
-            pairs=tuple(each.pair_times() for each in seen),
+            pairs=tuple(alternation.pair_times() for alternation in seen),
             clocks=tuple(reversed(clocks)),
             counts_cycles=self._bench.counts_cycles,
         )
@@ -232,8 +232,18 @@ class _Measurement:
 
 def _times_of(seen: Sequence[_Seen], calls_s: list[float]) -> ClockTransitions:
     """Return the times that plans use."""
-    ups = [change for each in seen if each.from_mhz < each.to_mhz for change in each.kept()]
-    downs = [change for each in seen if each.from_mhz > each.to_mhz for change in each.kept()]
+    ups = [
+        change
+        for alternation in seen
+        if alternation.from_mhz < alternation.to_mhz
+        for change in alternation.kept()
+    ]
+    downs = [
+        change
+        for alternation in seen
+        if alternation.from_mhz > alternation.to_mhz
+        for change in alternation.kept()
+    ]
     if not ups or not downs:
         raise TransitionsFailedError("no change was seen within 1 s of its request")
     up = TimeSpread.of([change.completion_s for change in ups])

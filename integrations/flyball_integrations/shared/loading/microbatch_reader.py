@@ -18,10 +18,10 @@ class MicrobatchReader(Generic[B]):
     """Microbatches of a loader; with each of a step, about one of the next step is read.
 
     An iterator for frameworks that read a step's microbatches one by one, within the step. The next
-    step is announced with the last microbatch of this one. The loader's `state_dict` is that before
-    what was read ahead, and within a step that before the step: one copy is made for each. Where a
-    step has fewer microbatches than the one before, it is that of an earlier step until those read
-    ahead are taken.
+    step is announced with the last microbatch of this step. The loader's `state_dict` is that
+    before what was read ahead, and within a step that before the step: one copy is made for each.
+    Where a step has fewer microbatches than the one before, it is that of an earlier step until
+    those read ahead are taken.
 
     Args:
         loader: of microbatches, of all steps.
@@ -51,7 +51,7 @@ class MicrobatchReader(Generic[B]):
         # The loader's position after so many, at ends of steps: the newest that was reached, first.
         self._positions: deque[tuple[int, object]] = deque()
         self._failed: Exception | None = None
-        # Of the step that runs: the next one's number, where it began, its number of microbatches,
+        # Of the step that runs: the next step's number, where it began, its number of microbatches,
         # and how many of them were read before.
         self._next_step: int | None = None
         self._first = self._number = self._num_before = 0
@@ -99,7 +99,7 @@ class MicrobatchReader(Generic[B]):
     def _read_ahead(self) -> None:
         """Read what belongs to the microbatch that is taken now, and announce the next step.
 
-        By the end of the step it and the next one are read, as evenly as that goes.
+        By the end of the step it and the next step are read, as evenly as that goes.
         """
         if self._is_over:
             return

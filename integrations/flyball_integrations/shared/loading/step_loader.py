@@ -1,4 +1,4 @@
-"""Loader that reads one step ahead, so that the step's work is known while the one before runs."""
+"""Loader that reads one step ahead, so that the step's work is known while the step before runs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class StepLoader(Generic[B]):
 
     Items and their order are the loader's. With each item of a step that is given, one of the next
     step is read, which is announced with the last. `state_dict`, the loader's own too, is that
-    before what was read ahead. A pass reads nothing of the next one. All other attributes are the
+    before what was read ahead. A pass reads nothing of the next pass. All other attributes are the
     loader's. A pass of an iterator begins with what was read ahead as the one before it was left.
 
     Args:
@@ -126,12 +126,12 @@ class StepLoader(Generic[B]):
         if self._gives_lists:
             own.now.clear()
             if read:
-                yield _Batches((each.batch for each in read), giving)
+                yield _Batches((reading.batch for reading in read), giving)
             return
-        for number, each in enumerate(read):
+        for number, reading in enumerate(read):
             own.now.popleft()
             giving(number)
-            yield each.batch
+            yield reading.batch
 
     def _give(self, read: Sequence[_Read[B]], ahead: _ReadAhead[B] | None, number: int) -> None:
         """Read ahead with a batch of a step; accelerate's loader is then where it would be."""
@@ -141,7 +141,7 @@ class StepLoader(Generic[B]):
             setattr(self._loader, _IS_LAST, read[number].is_last)
 
     def _announce(self, announcer: StepAnnouncer, step: int, read: Iterable[_Read[B]]) -> None:
-        self._work.announce(announcer, step, (each.batch for each in read))
+        self._work.announce(announcer, step, (reading.batch for reading in read))
 
 
 class _Read(NamedTuple, Generic[B]):
@@ -185,7 +185,7 @@ class _Pass(Generic[B]):
     source: _Source[B] | None = None
 
     def go_on(self) -> _Pass[B]:
-        """Return a pass that begins with what is left of this one."""
+        """Return a pass that begins with what is left of this pass."""
         return _Pass(self.gives_lists, self.now, self.ahead, self.failed)
 
     def fill(self, num_batches: int) -> None:
@@ -196,7 +196,7 @@ class _Pass(Generic[B]):
 
     def is_whole(self, num_batches: int) -> bool:
         """Return whether all of the step that follows was read."""
-        return len(self.ahead) == num_batches or any(each.is_last for each in self.ahead)
+        return len(self.ahead) == num_batches or any(reading.is_last for reading in self.ahead)
 
     def read(self) -> bool:
         """Read a batch of the step that follows; return whether there was one.
@@ -251,7 +251,7 @@ class _ReadAhead(Generic[B]):
 
 
 class _Batches(list[Any]):
-    """Batches of a step; as they are taken, in a loop or by index, those of the next one are read.
+    """Batches of a step; as they are taken, in a loop or by index, those of the next step are read.
 
     As a batch is taken, `end_of_dataloader` of accelerate's loader is set for it, by which
     `Accelerator.accumulate` ends a step. Copies are plain lists, and torch's trees take it for one.

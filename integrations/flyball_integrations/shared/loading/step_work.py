@@ -108,7 +108,7 @@ def split_lengths(given: object, num_microbatches: int) -> MicrobatchLengths:
     if isinstance(given, list | tuple) and not all(map(_is_number, given)):
         if len(given) != num_microbatches:
             raise ValueError(f"{len(given)} entries for {num_microbatches} microbatches")
-        return [read_lengths(each) for each in given]
+        return [read_lengths(of_microbatch) for of_microbatch in given]
     lengths = read_lengths(given)
     if isinstance(lengths, float):
         return [lengths] * num_microbatches
@@ -136,7 +136,7 @@ def read_lengths(given: object) -> BatchLengths:
         return [float(number)] if isinstance(number, Integral) else float(number)
     if isinstance(given, str | bytes | Mapping):
         raise TypeError(f"lengths must be numbers, not {given!r:.40}")
-    return [float(_to_number(each)) for each in cast("Iterable[object]", given)]
+    return [float(_to_number(value)) for value in cast("Iterable[object]", given)]
 
 
 def _check_host(given: torch.Tensor) -> None:

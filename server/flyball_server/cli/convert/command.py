@@ -300,7 +300,7 @@ def _converted(text: str, read_as: str, write_as: str, given: Given) -> tuple[st
     if read_as in _PROFILE_FORMATS or write_as in _PROFILE_FORMATS:
         if not (read_as in _PROFILE_FORMATS and write_as in _PROFILE_FORMATS):
             raise CommandError(
-                f"{given.input}: a {read_as} cannot become a {write_as}: the one holds measured"
+                f"{given.input}: a {read_as} cannot become a {write_as}: the former holds measured"
                 " points, the other a plan or an order; flyball plan makes a plan from a profile"
             )
         return _converted_profile(text, read_as, write_as, given)

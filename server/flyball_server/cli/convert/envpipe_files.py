@@ -123,11 +123,11 @@ def profile_of_log(
     if highest_mhz is None:
         highest_mhz = max(max(clocks) for clocks in plan_of_log(text).clocks)
     points: dict[tuple[int, InstructionKind], tuple[OperatingPoint, ...]] = {}
-    for stage, each in enumerate(stages):
-        clocks = ((highest_mhz, 0), (each.least_energy_mhz, 1))
-        if each.least_energy_mhz > highest_mhz:
+    for stage, of_stage in enumerate(stages):
+        clocks = ((highest_mhz, 0), (of_stage.least_energy_mhz, 1))
+        if of_stage.least_energy_mhz > highest_mhz:
             raise PlanningError(
-                f"stage {stage} has {each.least_energy_mhz} MHz, above the highest clock"
+                f"stage {stage} has {of_stage.least_energy_mhz} MHz, above the highest clock"
                 f" {highest_mhz} MHz; give --highest-clock MHZ",
                 field="log",
             )
@@ -135,10 +135,10 @@ def profile_of_log(
             points[stage, kind] = tuple(
                 OperatingPoint(
                     frequency_mhz=clock_mhz,
-                    time_s=each.times_ms[2 * place + at] / 1e3,
-                    energy_j=computing_power_w[at] * each.times_ms[2 * place + at] / 1e3,
+                    time_s=of_stage.times_ms[2 * place + at] / 1e3,
+                    energy_j=computing_power_w[at] * of_stage.times_ms[2 * place + at] / 1e3,
                 )
-                for clock_mhz, at in clocks[: 1 if each.least_energy_mhz == highest_mhz else 2]
+                for clock_mhz, at in clocks[: 1 if of_stage.least_energy_mhz == highest_mhz else 2]
             )
     return write_stage_profile(StageProfile(points=points, num_ranks_per_stage=(1,) * len(stages)))
 

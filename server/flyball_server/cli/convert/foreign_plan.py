@@ -29,7 +29,7 @@ class ForeignPlan:
     """Contents of a plan's file.
 
     Attributes:
-        schedule: the complete order, called as the file does, `1f1b` where it is that one, or
+        schedule: the complete order, called as the file does, `1f1b` where it is that order, or
             `explicit`.
         clocks_mhz: per stage, the clock of each instruction in the order of execution, MHz;
             None: the file has none.

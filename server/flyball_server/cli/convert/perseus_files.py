@@ -106,8 +106,8 @@ def plan_of_sched_json(text: str, folder_name: str, shape: tuple[int, int] | Non
 def sched_json_text(plan: ForeignPlan, num_ranks: int | None) -> str:
     """Return a clock for each command of each rank; rank r is of stage r mod the stages.
 
-    Commands between two computations get the clock of the next one, those at the end that of the
-    last.
+    Commands between two computations get the clock of the next computation, those at the end
+    that of the last.
 
     Args:
         plan: a plan of 1F1B.

@@ -216,13 +216,13 @@ def _title(timeline: SimulatedPlan) -> str:
 
 
 def _scale(shown: dict[str, SimulatedPlan], boxes: dict[str, list[Box]]) -> _Scale:
-    clocks_mhz = [box.clock_mhz for each in boxes.values() for box in each]
-    num_rows = max(len(row_names(each)) for each in shown.values())
+    clocks_mhz = [box.clock_mhz for timeline in boxes.values() for box in timeline]
+    num_rows = max(len(row_names(timeline)) for timeline in shown.values())
     return _Scale(
         colors=ListedColormap(mpl.colormaps["viridis"](np.linspace(*CLOCK_SHARES, 256))),
         # A single clock has the highest colour.
         clocks=Normalize(min(*clocks_mhz, max(clocks_mhz) - 1), max(clocks_mhz)),
-        end_s=max(each.simulation.whole.iteration_time_s for each in shown.values()),
+        end_s=max(timeline.simulation.whole.iteration_time_s for timeline in shown.values()),
         num_rows=num_rows,
         panel_height_in=min(0.42 * num_rows + 0.2, max(5.0, 0.14 * num_rows), 20.0),
     )
@@ -331,7 +331,7 @@ def _clock_bar(
         ScalarMappable(norm=scale.clocks, cmap=scale.colors), ax=panels, pad=0.01, aspect=40
     )
     bar.set_label("planned SM clock, MHz")
-    clocks_mhz = sorted({box.clock_mhz for each in boxes.values() for box in each})
+    clocks_mhz = sorted({box.clock_mhz for timeline in boxes.values() for box in timeline})
     if len(clocks_mhz) <= 8:
         bar.set_ticks(clocks_mhz)
 

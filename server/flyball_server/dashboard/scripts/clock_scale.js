@@ -29,7 +29,6 @@ const WHITE = "#ffffff";
  * @typedef {object} ClockScale
  * @property {number} slowest_mhz
  * @property {number} fastest_mhz
- * @property {(mhz: number) => number} position from 0 (slowest) to 1 (fastest)
  * @property {(mhz: number) => Rgb} rgb
  * @property {(mhz: number) => string} color as `#rrggbb`
  * @property {(count: number) => string[]} samples evenly spaced colours, slowest first
@@ -46,13 +45,10 @@ const WHITE = "#ffffff";
 export function createClockScale(slowest_mhz, fastest_mhz) {
   const span = fastest_mhz - slowest_mhz;
   /** @param {number} mhz */
-  const position = (mhz) => (span > 0 ? Math.min(1, Math.max(0, (mhz - slowest_mhz) / span)) : 1);
-  /** @param {number} mhz */
-  const rgb = (mhz) => interpolated(position(mhz));
+  const rgb = (mhz) => interpolated(span > 0 ? (mhz - slowest_mhz) / span : 1);
   return {
     slowest_mhz,
     fastest_mhz,
-    position,
     rgb,
     color: (mhz) => hex(rgb(mhz)),
     samples: (count) =>
@@ -76,9 +72,9 @@ export function relativeLuminance(rgb) {
   return 0.2126 * red + 0.7152 * green + 0.0722 * blue;
 }
 
-/** @param {number} position 0 to 1 @returns {Rgb} */
+/** @param {number} position from 0 (slowest) to 1 (fastest); outside: the nearest @returns {Rgb} */
 function interpolated(position) {
-  const place = position * (STOPS.length - 1);
+  const place = Math.min(1, Math.max(0, position)) * (STOPS.length - 1);
   const below = Math.min(Math.floor(place), STOPS.length - 2);
   const share = place - below;
   const [from, to] = [STOPS[below], STOPS[below + 1]];

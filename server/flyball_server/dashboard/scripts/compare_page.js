@@ -4,7 +4,7 @@ import { ApiError } from "./api_error.js";
 import { showRefusal } from "./connection.js";
 import { decoded, make, setChildren, setText } from "./elements.js";
 import {
-  fixed,
+  interval,
   joules,
   jouleTicks,
   percent,
@@ -22,7 +22,7 @@ import { makeRow, makeTable } from "./tables.js";
 /**
  * @import { Figure } from "./format.js"
  * @import { Shell } from "./main.js"
- * @import { JobOverview, JobReport, Overview, PlanSummary, StagesOfStep,
+ * @import { Estimate, JobOverview, JobReport, Overview, PlanSummary, StagesOfStep,
  *   VersionSavings } from "./wire_types.js"
  */
 
@@ -32,7 +32,7 @@ import { makeRow, makeTable } from "./tables.js";
  * @property {PlanSummary[]} plans versions with a prediction, the newest first
  * @property {PlanSummary | undefined} plan the chosen one; undefined: the job has none
  * @property {VersionSavings | undefined} measured undefined: no step of it was measured
- * @property {StagesOfStep[]} steps of the version that are still known, rising
+ * @property {StagesOfStep[]} steps on the plan that are still known, rising
  */
 
 /** @typedef {[JobReport, PlanSummary[], StagesOfStep[]]} Answers */
@@ -61,6 +61,14 @@ const TEXTS = [
   ["GPUs", ({ job }) => `${job.num_ranks} ${job.emulated ? "emulated" : "real"}`],
 ];
 
+/** @type {[string, (side: Side) => string][]} */
+const SAVINGS = [
+  ["Saving, measured", ({ measured }) => changeText(measured?.saving_percent)],
+  ["Time against the baseline, measured", ({ measured }) => changeText(measured?.slowdown_percent)],
+  ["Saving, predicted", ({ plan }) => percent(plan?.predicted?.saving_percent, { digits: 2 })],
+  ["Gap, predicted", ({ plan }) => percent(plan?.predicted?.gap_percent, { digits: 2 })],
+];
+
 /** @type {[string, (value: Figure) => string, (side: Side) => Figure][]} figures in a unit */
 const FIGURES = [
   ["Iteration time, measured", seconds, ({ measured }) => measured?.time_s?.mean],
@@ -68,14 +76,6 @@ const FIGURES = [
   ["Energy, measured", joules, ({ measured }) => measured?.energy_j?.mean],
   ["Energy, predicted", joules, ({ plan }) => plan?.predicted?.energy_j],
   ["Mean power, measured", watts, ({ measured }) => power_w(measured)],
-];
-
-/** @type {[string, (side: Side) => Figure][]} figures in per cent */
-const SHARES = [
-  ["Saving, measured", ({ measured }) => measured?.saving_percent?.mean],
-  ["Time against the baseline, measured", ({ measured }) => measured?.slowdown_percent?.mean],
-  ["Saving, predicted", ({ plan }) => plan?.predicted?.saving_percent],
-  ["Gap, predicted", ({ plan }) => plan?.predicted?.gap_percent],
 ];
 
 /**
@@ -105,13 +105,14 @@ export class ComparePage {
     const { frame, body } = makeTable("Comparison", { selector: "table.comparison", heads });
     this.body = body;
     const charts = make("div.stage-charts", { hidden: true });
-    const content = [make("h1", "Compare"), this.pickers, this.warning, charts, frame];
+    const note = make("p.note", "Charts count steps from each version's first.");
+    const content = [make("h1", "Compare"), this.pickers, this.warning, note, charts, frame];
     setChildren(main, make("div.page", make("section.panel", ...content)));
     this.place = charts;
     this.charts = CHARTS.map(
       ([title, , ticks]) =>
         new StepChart(charts, {
-          title: `${title}, measured, from each version's first step`,
+          title: `${title}, measured`,
           lines: LINES,
           height: 180,
           hasSteps: true,
@@ -193,21 +194,18 @@ export class ComparePage {
       );
       this.charts[index].setData([...Array(length).keys()], columns);
     });
+    const textRows = (/** @type {typeof TEXTS} */ texts) =>
+      texts.map(([name, text]) => makeRow([name, text(a), text(b), ""], CELLS));
     setChildren(
       this.body,
-      ...TEXTS.map(([name, text]) => makeRow([name, text(a), text(b), ""], CELLS)),
+      ...textRows(TEXTS),
       ...FIGURES.map(([name, format, value]) => {
         const [of, to] = [value(a), value(b)];
         const change = of == null || to == null ? null : percentAbove(to, of);
         const changed = percent(change, { signed: true });
         return makeRow([name, format(of), format(to), changed], CELLS);
       }),
-      ...SHARES.map(([name, value]) => {
-        const [of, to] = [value(a), value(b)];
-        const points = of == null || to == null ? "\u2013" : `${signed(to - of)} points`;
-        const texts = [of, to].map((share) => percent(share, { digits: 2 }));
-        return makeRow([name, ...texts, points], CELLS);
-      }),
+      ...textRows(SAVINGS),
     );
   }
 
@@ -246,13 +244,17 @@ export class ComparePage {
  * @param {Answers} answers
  * @returns {Side}
  */
-function sideOf(job, version, [report, history, known]) {
+export function sideOf(job, version, [report, history, known]) {
   const plans = history.filter(({ predicted }) => predicted !== null).reverse();
   const wanted = version ?? job.active_version;
   const plan = plans.find((each) => each.version === wanted) ?? plans[0];
   const measured = report.versions.find((each) => each.version === plan?.version);
+  const { baseline_cycle: cycle = [], first_step = 0 } = plan ?? {};
   const steps = known.filter(
-    (step) => versionOf(step) === plan?.version && step.num_ranks >= job.num_ranks,
+    (each) =>
+      versionOf(each) === plan?.version &&
+      each.num_ranks >= job.num_ranks &&
+      !cycle[(each.step - (first_step ?? 0)) % cycle.length],
   );
   return { job, plans, plan, measured, steps };
 }
@@ -282,10 +284,10 @@ function differences([{ job: a }, { job: b }]) {
   return checks.filter(([, isOther]) => isOther).map(([name]) => name);
 }
 
-/** @param {number} points */
-function signed(points) {
-  const text = fixed(points, 2);
-  return points > 0 && Number(text) !== 0 ? `+${text}` : text;
+/** Return a measured change with its interval. @param {Estimate | null | undefined} change */
+export function changeText(change) {
+  const bounds = change ? interval(change, percent) : "";
+  return percent(change?.mean) + (bounds && ` (${bounds})`);
 }
 
 /** @param {VersionSavings | undefined} measured */

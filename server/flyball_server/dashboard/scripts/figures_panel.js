@@ -84,9 +84,10 @@ function captionOf({ measured, emulated }) {
  */
 function headlineOf({ headline, emulated, state, job_id }) {
   if (headline === null) {
-    const put = `flyball jobs profile put ${job_id} PROFILE.csv`;
-    const why = state === "awaiting-profile" ? [" The job needs a profile: ", make("code", put)] : [];
-    return [make("p.note", "No plan yet.", ...why)];
+    const put = make("code", `flyball jobs profile put ${job_id} PROFILE.csv`);
+    const why = state === "awaiting-profile" ? ["The job needs a profile: ", put] : [];
+    if (state === "profiling") why.push("The job is being profiled.");
+    return [make("p.note", "No plan yet. ", ...why)];
   }
   const how = headline.is_measured ? `measured${emulated ? " on emulated GPUs" : ""}` : "predicted";
   return [
@@ -104,7 +105,7 @@ function moreText({ saved_j, predicted }, numNotes) {
   const saved = sureMean(saved_j);
   return [
     saved === null ? "figures of an iteration" : `${wattHours(saved)} saved so far`,
-    predicted ? `plan ${gapWord(predicted.gap_percent)}` : "",
+    predicted?.gap_percent == null ? "" : `plan ${gapWord(predicted.gap_percent)}`,
     numNotes === 0 ? "" : counted(numNotes, "note"),
   ]
     .filter(Boolean)

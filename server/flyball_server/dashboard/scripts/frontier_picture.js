@@ -53,11 +53,14 @@ export class FrontierPicture {
     setAttribute(this.element, "width", width);
     setAttribute(this.element, "height", height);
     setAttribute(this.element, "viewBox", `0 0 ${width} ${height}`);
-    this._back.replaceChildren(axes(frame, frontier.baseline), ...curves(frontier, frame));
+    const room = { ...frame, top: frame.top + OUTSIDE_ROOM * outside.length };
+    const named = frontierLabels(frontier, drawn, room);
+    const lines = [...curves(frontier, frame), ...named.flatMap(({ leader }) => leader)];
+    this._back.replaceChildren(axes(frame, frontier.baseline), ...lines);
     this._placePoints(frontier, frame, canChoose);
     this._front.replaceChildren(
       ...drawn.map((mark) => markShape(mark, frame)),
-      ...frontierLabels(frontier, drawn, { ...frame, top: frame.top + OUTSIDE_ROOM * outside.length }),
+      ...named.map(({ label }) => label),
       ...outside.map((mark, index) => outsideLabel(mark, index, frame)),
     );
     return frame;
@@ -151,7 +154,7 @@ function outsideLabel({ kind, label, time_s, energy_j }, index, { left, right, t
 
 const MARGIN = { left: 64, right: 58, top: 40, bottom: 44 };
 const NARROW = { below: 420, left: 42, right: 52 };
-const TICK_ROOM = { across: 84, down: 46 };
+const TICK_ROOM = { across: 64, down: 46 };
 
 /** @param {number} width px @param {number} height px @param {Extent} extent */
 function frameOf(width, height, extent) {
@@ -278,12 +281,14 @@ const RADII = { point: 6, mark: 8 };
  * @param {Frame} frame
  */
 function frontierLabels(frontier, marks, frame) {
-  const named = namedPlaces(frontier, marks, frame);
-  const spots = frontier.points.map((point) => ({
+  const places = labelPlaces(frontier, marks, frame);
+  const named = places.filter(({ text }) => text !== "");
+  const points = frontier.points.map((point) => ({
     x: frame.x(point.iteration_time_s),
     y: frame.y(point.energy_j),
     radius: RADII.point,
   }));
+  const spots = [...points, ...places.filter(({ text }) => text === "")];
   const room = {
     x: frame.left + 2,
     y: frame.top + 2,
@@ -291,43 +296,52 @@ function frontierLabels(frontier, marks, frame) {
     height: frame.bottom - frame.top - 4,
   };
   const placed = placeLabels(named, spots, room);
-  return named.flatMap(({ text, x, y, width, height }, index) => {
+  return named.map(({ text, x, y, width, height }, index) => {
     const place = placed[index];
     const at = { x: place.x + 1, y: place.y + LABEL_FONT, "aria-hidden": "true" };
     const label = makeSvg("text.frontier-label", at, text);
-    if (!place.isFar) return [label];
     const [x1, y1, x2, y2] = leaderTo({ ...place, width, height }, x, y);
-    return [makeSvg("line.frontier-leader", { x1, y1, x2, y2 }), label];
+    const leader = makeSvg("line.frontier-leader", { x1, y1, x2, y2 });
+    return { label, leader: place.isFar ? [leader] : [] };
   });
 }
 
 /**
- * Return what gets a label; the plan in force and the measured one come first, near the points.
+ * Return the places of labels, the first nearest to its mark: what ran, the baseline, EnvPipe's
+ * plans. `text` empty: a mark without a label of its own.
  * @param {JobFrontier} frontier
  * @param {Mark[]} marks
  * @param {Frame} frame
  */
-function namedPlaces({ points }, marks, frame) {
+function labelPlaces({ points }, marks, frame) {
   const isNarrow = frame.right - frame.left < ROOMY;
   const font = `${LABEL_FONT}px ${fontFamily()}`;
   const at = points[Math.floor(points.length * 0.55)];
+  const rank = (/** @type {Mark} */ { kind }) => (kind === "envpipe" ? 1 : 0);
+  const sorted = [...marks].reverse().sort((one, other) => rank(one) - rank(other));
   /** @type {{text: string, x: number, y: number, radius: number, prefers?: [number, number]}[]} */
-  const named = [...marks].reverse().map(({ label, short, time_s, energy_j }) => ({
+  const named = sorted.map(({ label, short, time_s, energy_j }) => ({
     text: isNarrow ? short : label,
     x: frame.x(time_s),
     y: frame.y(energy_j),
     radius: RADII.mark,
   }));
+  // Marks of a plan and its measurement that touch share a label.
+  const [last, plan] = named;
+  const isShared = sorted[1]?.kind === "current" && !isNarrow;
+  if (isShared && Math.hypot(last.x - plan.x, last.y - plan.y) < 2 * RADII.mark) {
+    last.text = `${plan.text}; ${last.text}`;
+    plan.text = "";
+  }
   named.push({
-    text: isNarrow ? "lower bound" : "lower bound: no plan is below",
+    text: isNarrow ? "lower bound" : "lower bound: no plan is predicted below",
     x: frame.x(at.deadline_s),
     y: frame.y(at.lower_bound_j),
     radius: 2,
     prefers: [0, 1],
   });
-  return named
-    .filter(({ text }) => text !== "")
-    .map((each) => ({ ...each, width: textWidth(each.text, font) + 2, height: LABEL_FONT + 4 }));
+  const height = LABEL_FONT + 4;
+  return named.map((each) => ({ ...each, height, width: textWidth(each.text, font) + 2 }));
 }
 
 /**

@@ -66,8 +66,7 @@ export class FrontierTarget {
     this._readOnly.hidden = !this._context.api.isReadOnly;
     if (!canChange) this.drop();
     const { overview } = state;
-    const inForce = `In force: policy ${overview.policy}, target ${jobTarget(overview)}`;
-    setText(this._inForce, inForce);
+    setText(this._inForce, `In force: policy ${overview.policy}, target ${jobTarget(overview)}`);
     this._tellProgress();
   }
 

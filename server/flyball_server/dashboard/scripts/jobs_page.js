@@ -73,7 +73,7 @@ export class JobsPage {
     this.ended = new AbortController();
     const { signal } = this.ended;
     document.addEventListener("keydown", (event) => this.searchByKey(event), { signal });
-    this.timer = setInterval(() => this.renew(), RENEW_MS);
+    this.timer = setInterval(() => this.isThere && this.showRows(), RENEW_MS);
     this.stop = followPage(shell, "api/v1/events", {
       onEvent: (/** @type {JobsEvent} */ event) => this.show(event.data.jobs),
       onRefusal: (status, text) => showRefusal(shell, main, status, text),
@@ -127,7 +127,8 @@ export class JobsPage {
   showRows() {
     const matching = searched(this.jobs, this.search.value);
     this.showStates(matching);
-    const found = sorted(this.ofState(matching), this.order);
+    const ofState = matching.filter((job) => ["", stateText(job)].includes(this.state));
+    const found = sorted(ofState, this.order);
     const shown = found.slice(0, this.numRows);
     const now = new Date();
     this.rows.show(
@@ -141,11 +142,6 @@ export class JobsPage {
     setText(this.found, found.length === this.jobs.length ? "" : total);
     this.more.hidden = found.length <= shown.length;
     setText(this.more, `Show ${count(found.length - shown.length)} more`);
-  }
-
-  /** @param {JobOverview[]} jobs */
-  ofState(jobs) {
-    return this.state === "" ? jobs : jobs.filter((job) => stateText(job) === this.state);
   }
 
   /** Show a button for each state that jobs have, with their number. @param {JobOverview[]} jobs */
@@ -197,10 +193,6 @@ export class JobsPage {
   showMore() {
     this.numRows += FIRST_ROWS;
     this.showRows();
-  }
-
-  renew() {
-    if (this.isThere) this.showRows();
   }
 
   /** @param {KeyboardEvent} event */
@@ -345,7 +337,7 @@ export function showTotals(element, jobs) {
 /** @param {Totals} all */
 function strip(all) {
   const name = all.emulated ? "Emulated GPUs" : "Real GPUs";
-  const expected = `of ${count(all.num_expected)} of the running jobs`;
+  const expected = `of ${count(all.num_expected)} in running jobs`;
   const saved = sureSaved(all);
   const costly = saved === null ? [] : costs(saved, all.factors);
   const power_w = all.num_powered === 0 ? null : all.power_w;
@@ -384,8 +376,7 @@ function savedNote(all) {
 /** @param {Totals} all */
 function powerNote(all) {
   if (all.num_powered === 0) return "no running job has measured steps";
-  if (all.num_powered === all.num_running) return "of the running jobs";
-  return `of ${all.num_powered} of ${all.num_running} running jobs`;
+  return `of ${all.num_powered} of ${counted(all.num_running, "running job")}`;
 }
 
 /** @param {string} name @param {string} figure @param {string} note */

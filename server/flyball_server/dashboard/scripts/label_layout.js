@@ -28,7 +28,7 @@ const STRAIGHT = [[1, 0], [-1, 0], [0, -1], [0, 1]];
 const DIRECTIONS = [...STRAIGHT, [1, -1], [1, 1], [-1, -1], [-1, 1]];
 const DISTANCES = [5, 12, 24, 38, 56, 78, 104, 134, 170];
 const FAR = 16;
-const COSTS = { spot: 40, notPreferred: 25, nearOther: 80, mark: 60, crossing: 400 };
+const COSTS = { spot: 40, notPreferred: 25, nearOther: 80, mark: 200, crossing: 400 };
 const IMPOSSIBLE = { overlap: 1e5, outside: 1e6 };
 
 /**

@@ -304,16 +304,13 @@ export function stepText(step, state) {
 
 /** @param {StagesOfStep} step @param {JobPageState} state */
 function versionText(step, { history }) {
-  const unknown = step.unknown_versions.map((each) => `unknown v${each}`);
-  if (unknown.length > 0) {
-    const known = step.plan_versions.map((each) => (each === null ? "no plan" : `v${each}`));
-    return `${[...known, ...unknown].join(" and ")}, not counted`;
-  }
-  if (step.plan_versions.length > 1) {
-    const names = step.plan_versions.map((each) => (each === null ? "no plan" : `v${each}`));
-    return `mixed, ${names.join(" and ")}`;
-  }
+  const names = [
+    ...step.plan_versions.map((each) => (each === null ? "no plan" : `v${each}`)),
+    ...step.unknown_versions.map((each) => `unknown v${each}`),
+  ].join(" and ");
   const version = versionOf(step);
+  if (version === "unknown") return `${names}, not counted`;
+  if (version === "mixed") return `mixed, ${names}`;
   if (version === null) return "default clocks";
   const kind = history.find((plan) => plan.version === version)?.kind ?? "plan";
   return kind === "plan" ? `v${version}` : `v${version}, ${kind}`;

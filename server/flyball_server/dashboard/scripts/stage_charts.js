@@ -46,8 +46,7 @@ export class StageClockChart {
       "aria-label": "Stage whose clock is shown as a line",
       oninput: () => this.choose(Number(this.field.value)),
     });
-    const before = this.chart.head.querySelector(".chart-files");
-    before?.before(make("label.stage-label", "stage ", this.field));
+    this.chart.legend.after(make("label.stage-label", "stage ", this.field));
   }
 
   /** @param {number} stage ignored if it does not exist */

@@ -29,7 +29,7 @@ export const REASONS = [
 const SPACE = 8;
 const MOST_NAMED = 3;
 /** @type {Record<string, string>} */
-const NAMES = { null: "no plan", unknown: "unknown plan" };
+const NAMES = { null: "no plan", mixed: "mixed", unknown: "unknown plan" };
 // Width below which a run of steps has no name, px.
 const LEAST_NAMED = 12;
 
@@ -128,9 +128,10 @@ export function nameVersions(pen, series) {
   for (const run of versionRuns(series)) {
     const { left, right } = pen.span(series, run);
     const x = Math.round(left);
-    if (x < freeFrom - ratio || right - x < LEAST_NAMED * ratio) continue;
     const name = NAMES[String(run.version)] ?? `v${run.version}`;
-    pen.textWidth(name);
+    // A few mixed steps between two versions leave their place to the next version's name.
+    const least = run.version === "mixed" ? pen.textWidth(name) : LEAST_NAMED * ratio;
+    if (x < freeFrom - ratio || right - x < least) continue;
     const from = Math.max(x, edges.left) + 2 * ratio;
     const box = { x: from, y: edges.top + ratio, height: 14 * ratio, padding: 2 * ratio };
     freeFrom = from + pen.write(name, box, pen.colors["text-muted"]) + 4 * ratio;
@@ -217,11 +218,13 @@ export function stripHeight(num_stages) {
 }
 
 /**
- * Return the scale over all clocks of these plans; null: they ask for none.
+ * Return the scale from the slowest clock of these plans to the highest; null: they ask for none.
  * @param {PlanSummary[]} history
  */
 export function scaleOf(history) {
-  const clocks_mhz = history.flatMap((plan) => plan.stage_clock_mhz).filter((mhz) => mhz > 0);
+  const clocks_mhz = history
+    .flatMap((plan) => [...plan.stage_clock_mhz, plan.highest_mhz ?? 0])
+    .filter((mhz) => mhz > 0);
   if (clocks_mhz.length === 0) return null;
   // Too many to be arguments of one call.
   const slowest_mhz = clocks_mhz.reduce((least, mhz) => Math.min(least, mhz));

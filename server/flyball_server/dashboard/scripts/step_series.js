@@ -6,10 +6,11 @@ import { sum } from "./format.js";
 
 /**
  * @typedef {(number | null)[]} Column
- * @typedef {number | "unknown" | null} Version unknown: the planner's database has no such plan
+ * @typedef {number | "mixed" | "unknown" | null} Version mixed: several in one step; unknown: the
+ *   planner's database has no such plan; null: none
  * @typedef {object} StepSeries all columns as long as `step`
  * @property {number[]} step rising; one between two others stands for missing steps
- * @property {Version[]} version of the plan; null: none, or several in one step
+ * @property {Version[]} version of the plan
  * @property {Column} time_s null where steps are missing
  * @property {Column} energy_j
  * @property {Column} predicted_time_s of the step's version
@@ -77,13 +78,10 @@ function withHoles(steps) {
   });
 }
 
-/**
- * @param {{plan_versions: (number | null)[], unknown_versions: number[]}} step
- * @returns {Version}
- */
+/** @param {Pick<StagesOfStep, "plan_versions" | "unknown_versions">} step @returns {Version} */
 export function versionOf({ plan_versions, unknown_versions }) {
   if (unknown_versions.length > 0) return "unknown";
-  return plan_versions.length === 1 ? plan_versions[0] : null;
+  return plan_versions.length === 1 ? plan_versions[0] : "mixed";
 }
 
 /**

@@ -198,8 +198,10 @@ export interface OwnPlanOfStep {
 export type PlanKind = "plan" | "comparison" | "separate" | "probe";
 
 export interface PlanSummary {
+  baseline_cycle: boolean[];
   created_at: string;
   first_step: number | null;
+  highest_mhz: number | null;
   kind: PlanKind;
   policy: string;
   predicted: PredictedIteration | null;

@@ -14,7 +14,6 @@ from typing import Any
 from anyio import to_thread
 
 from flyball_server.http.events.event_stream import EventSource, EventStream, event
-from flyball_server.http.mapping import rendered
 from flyball_server.http.overviews import EVERYTHING, Overviews, RenderedOverview
 from flyball_server.http.problem_handlers import problem_of
 from flyball_server.jobs.auth.access import Access
@@ -22,10 +21,10 @@ from flyball_server.jobs.bounds import MAX_COUNT
 from flyball_server.jobs.errors import JobsError
 from flyball_server.jobs.findings.announcements import current_stragglers
 from flyball_server.jobs.registry import inspection
-from flyball_server.jobs.registry.inspection import require_job
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.timetables import timetable_status
 from flyball_server.jobs.waiters import JobWaiters
+from flyball_server.kit.checked_documents import adapter_of
 from flyball_server.views.history import HistoryMemory, plan_summaries
 from flyball_server.views.job_figures import SharedReading
 from flyball_server.views.live_feed import Feed, Following
@@ -69,14 +68,17 @@ class _Troubles:
 
     def news(self, *followed: Following[Any]) -> bytes | None:
         """Return an event of the current error; empty: it was sent; None: there is no error."""
-        error = next((each.error for each in followed if each.error is not None), None)
+        error = next(
+            (followed_job.error for followed_job in followed if followed_job.error is not None),
+            None,
+        )
         known, self.sent = self.sent, None if error is None else str(error)
         if error is None:
             return None
         if self.sent == known:
             return b""
         problem = problem_of(error) if isinstance(error, JobsError) else _FAULT
-        return event("trouble", rendered(Problem, problem))
+        return event("trouble", adapter_of(Problem).dump_json(problem))
 
 
 class OverviewSource:
@@ -125,10 +127,10 @@ class _SentSteps:
     revision: int = 0
 
     def news(self, steps: tuple[WindowStep, ...], older: tuple[WindowStep, ...] = ()) -> bytes:
-        """Return an event of the new and changed steps; the first one begins with the older."""
+        """Return an event of the new and changed steps; the first event begins with the older."""
         if self.revision == 0:
             first = steps[0].step if steps else MAX_COUNT
-            begin = [each for each in older if each.step < first]
+            begin = [version for version in older if version.step < first]
             new = [each for each in (*begin, *steps) if each.step > self.after_step]
         else:
             new = [each for each in steps if each.revision > self.revision]
@@ -173,7 +175,7 @@ class JobSource:
     def news(self) -> bytes:
         """Return events of all changes; of a deleted job `gone` alone."""
         followed: tuple[Following[Any], ...] = (self.job, self.history)
-        if any(each.is_gone for each in followed):
+        if any(followed_job.is_gone for followed_job in followed):
             is_sent, self._is_gone = self._is_gone, True
             return b"" if is_sent else _GONE
         was_troubled = self._troubles.sent is not None
@@ -212,7 +214,7 @@ class JobEventsReader:
         self._services = services
         self._reading = reading
         self._job_id = job_id
-        self._window = StepWindow(functools.partial(rendered, StagesOfStep))
+        self._window = StepWindow(adapter_of(StagesOfStep).dump_json)
         self._is_profiled = False
 
     def __call__(self) -> JobEvents:
@@ -226,17 +228,17 @@ class JobEventsReader:
         timetable = timetable_status(services, job, loop_state)
         stragglers = current_stragglers(loop_state, services.now().timestamp())
         events = {
-            OVERVIEW: event(OVERVIEW, rendered(JobOverview, now.overview)),
-            NOTES: event(NOTES, rendered(tuple[str, ...], notes)),
-            TIMETABLE: event(TIMETABLE, rendered(TimetableStatus, timetable)),
-            STRAGGLERS: event(STRAGGLERS, rendered(tuple[Straggler, ...], stragglers)),
-            COMPARISON: event(COMPARISON, rendered(ComparisonStatus, now.comparison)),
+            OVERVIEW: event(OVERVIEW, adapter_of(JobOverview).dump_json(now.overview)),
+            NOTES: event(NOTES, adapter_of(tuple[str, ...]).dump_json(notes)),
+            TIMETABLE: event(TIMETABLE, adapter_of(TimetableStatus).dump_json(timetable)),
+            STRAGGLERS: event(STRAGGLERS, adapter_of(tuple[Straggler, ...]).dump_json(stragglers)),
+            COMPARISON: event(COMPARISON, adapter_of(ComparisonStatus).dump_json(now.comparison)),
         }
         # State `off` is sent only after another state.
         self._is_profiled = self._is_profiled or profiling.state != ProfilingState.OFF
         if self._is_profiled:
             view = replace(profiling, points=())
-            events[PROFILING] = event(PROFILING, rendered(ProfilingStatus, view))
+            events[PROFILING] = event(PROFILING, adapter_of(ProfilingStatus).dump_json(view))
         return JobEvents(events, steps)
 
 
@@ -253,11 +255,11 @@ class HistoryReader:
     def __call__(self) -> bytes:
         """Return the history as an event."""
         with self._services.store.reading() as reader:
-            job = require_job(reader, self._job_id)
+            job = reader.require_job(self._job_id)
             current = (job.created_at, reader.list_versions(self._job_id))
         if current != self._known:
             found = plan_summaries(self._services, self._job_id, self._memory)
-            self._event = event(HISTORY, rendered(tuple[PlanSummary, ...], found))
+            self._event = event(HISTORY, adapter_of(tuple[PlanSummary, ...]).dump_json(found))
             self._known = current
         return self._event
 
@@ -383,7 +385,7 @@ class LiveEvents:
                     older_steps,
                     self._services,
                     job_id,
-                    functools.partial(rendered, StagesOfStep),
+                    adapter_of(StagesOfStep).dump_json,
                     after_step=after_step,
                     num_steps=num_steps,
                 )

@@ -25,7 +25,7 @@ def post_straggler(state: State, job_id: JobId, announcement: StragglerAnnouncem
     """Announce that a rank's GPU is slower than its profile, now or later.
 
     The plan follows as a new version at `from_time`, and one without the straggler after
-    `until_time`. A later announcement of the rank replaces this one.
+    `until_time`. A later announcement of the rank replaces this announcement.
     """
     return announce_straggler(state.services, job_id, announcement)
 

@@ -39,7 +39,7 @@ async def put_job(
 ) -> messages.JobView:
     """Register a job; any rank may do so, and repeating the call changes nothing.
 
-    Another start (`start_id`) begins when no rank of the one before is present, or at once if its
+    Another start (`start_id`) begins when no rank of the start before is present, or at once if its
     launcher has restarted it (`restart_count`); until then it is a 409 that names the nodes. Other
     values replace the registration until the job's first plan, and then begin a new run of it if
     its ranks have left; earlier runs are kept as `NAME@1`, `NAME@2`, ... While ranks are present
@@ -66,7 +66,7 @@ def get_jobs(state: State, access: CallerAccess) -> list[messages.JobView]:
     With a job's token the list has that job and its earlier runs only.
     """
     summaries = inspection.list_jobs(state.services)
-    return [shown_job(state, each) for each in summaries if access.opens(each.job.job_id)]
+    return [shown_job(state, summary) for summary in summaries if access.opens(summary.job.job_id)]
 
 
 @ROUTER.get(routes.JOB, summary="Get a job", response_description="The job.")

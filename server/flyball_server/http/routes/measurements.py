@@ -8,10 +8,10 @@ from fastapi import Query, Response
 from pydantic import BeforeValidator
 
 from flyball_server.http.dependencies import AfterStep, JobId, State, in_digits
-from flyball_server.http.mapping import rendered
 from flyball_server.http.openapi.documentation import JSON, call_router, problems
 from flyball_server.jobs.measurements.measurements import list_steps
 from flyball_server.jobs.savings import comparisons
+from flyball_server.kit.checked_documents import adapter_of
 from flyball_server.views import recorded_runs, report
 from flyball_server.views.stage_steps import list_stage_steps
 from flyball_wire import messages, routes
@@ -51,7 +51,7 @@ def get_stages_of_steps(
     fewer steps than `limit`.
     """
     steps = list_stage_steps(state.services, job_id, limit=limit, after_step=after_step)
-    return Response(rendered(tuple[StagesOfStep, ...], steps), media_type=JSON)
+    return Response(adapter_of(tuple[StagesOfStep, ...]).dump_json(steps), media_type=JSON)
 
 
 REPORTS_ROUTER = call_router("reports")
@@ -109,7 +109,7 @@ def put_comparison(state: State, job_id: JobId, request: ComparisonRequest) -> C
     response_description="The newest comparison.",
 )
 def get_comparison(state: State, job_id: JobId) -> ComparisonStatus:
-    """Return the job's newest comparison; `state` is `none` before the first one."""
+    """Return the job's newest comparison; `state` is `none` before the first comparison."""
     return comparisons.get_comparison(state.services, job_id)
 
 

@@ -9,12 +9,13 @@ from fastapi import Query, Request, Response
 from starlette.concurrency import run_in_threadpool
 
 from flyball_server.http.dependencies import JobId, State, Version, WaitS
-from flyball_server.http.mapping import plan_view, rendered
+from flyball_server.http.mapping import plan_view
 from flyball_server.http.openapi.documentation import JSON, call_router, problems
 from flyball_server.http.timeline_answers import accepts_gzip, uncompressed
 from flyball_server.jobs.bounds import MAX_COUNT
 from flyball_server.jobs.registry import inspection
 from flyball_server.jobs.versions.plan_versions import version_of
+from flyball_server.kit.checked_documents import adapter_of
 from flyball_server.views import frontier
 from flyball_server.views.history import known_summaries, plan_summaries
 from flyball_server.views.job_power import get_power
@@ -79,7 +80,7 @@ async def get_history(state: State, job_id: JobId) -> Response:
     found = await run_in_threadpool(known_summaries, *asked)
     if found is None:
         found = await to_thread.run_sync(plan_summaries, *asked, limiter=state.history_threads)
-    history = await run_in_threadpool(rendered, tuple[PlanSummary, ...], found)
+    history = await run_in_threadpool(adapter_of(tuple[PlanSummary, ...]).dump_json, found)
     return Response(history, media_type=JSON)
 
 

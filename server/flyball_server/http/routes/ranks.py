@@ -65,7 +65,7 @@ async def get_rank_plan(
 ) -> Response:
     """Return the newest version if it is newer than `after_version`; else wait (long poll).
 
-    With `plan_id`, any other plan is newer than that one: after the planner's database was
+    With `plan_id`, any other plan is newer than that plan: after the planner's database was
     restored to an older state, its newest version may have a lower number.
     """
     question = PlanQuestion(
@@ -130,7 +130,7 @@ async def post_acknowledgement(
 async def post_measurements(
     state: State, job_id: JobId, rank: Rank, batch: messages.MeasurementBatch
 ) -> messages.Accepted:
-    """Store time and energy of the rank's steps; a step posted again replaces the older one.
+    """Store time and energy of the rank's steps; a step posted again replaces the older.
 
     A step counts once in the report, with its first measurement if it had counted before. After the
     training has started over it is another step, and counts too.

@@ -23,7 +23,6 @@ from flyball_server.http.dependencies import (
     in_digits,
 )
 from flyball_server.http.edge_errors import AccessError
-from flyball_server.http.mapping import rendered
 from flyball_server.http.middleware.token_access import CallerAccess
 from flyball_server.http.zeus.job_metadata import generated_name, read_metadata, zeus_job_spec
 from flyball_server.http.zeus.messages import (
@@ -41,6 +40,7 @@ from flyball_server.jobs.measurements.measurements import RankPost
 from flyball_server.jobs.records import RankRecord
 from flyball_server.jobs.step_records import StepRecord
 from flyball_server.jobs.versions.single_plan_starts import CommonPart, claim_steps, start_job
+from flyball_server.kit.checked_documents import adapter_of
 from flyball_wire.messages import MAX_RANKS, JobSpec
 
 ROUTER = APIRouter(include_in_schema=False)
@@ -98,7 +98,7 @@ async def get_schedule(state: State, request: Request, job_id: JobId, rank: _Ran
     check_waiting(state)
     part = await _awaited(state, request, job_id, rank)
     schedule = FrequencySchedule(rank=rank, frequencies=_frequencies(part))
-    return Response(rendered(FrequencySchedule, schedule), media_type=JSON)
+    return Response(adapter_of(FrequencySchedule).dump_json(schedule), media_type=JSON)
 
 
 @ROUTER.post(RESULT)

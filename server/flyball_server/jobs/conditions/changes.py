@@ -149,7 +149,7 @@ def changed_conditions(
     profiled: ProfiledConditions | None, ranks: Sequence[RankRecord], now_unix_s: float
 ) -> ChangedConditions | None:
     """Return what keeps a profile from holding for these ranks; None: it holds."""
-    changed = [str(one) for one in changed_ranks(profiled, ranks) if one.is_of_work]
+    changed = [str(change) for change in changed_ranks(profiled, ranks) if change.is_of_work]
     if not changed:
         return None
     return ChangedConditions(text="; ".join(changed), since_unix_s=now_unix_s)
@@ -158,7 +158,7 @@ def changed_conditions(
 def num_changed(profiled: ProfiledConditions | None, ranks: Sequence[RankRecord]) -> int:
     """Return the number of ranks whose work has changed."""
     changed = changed_ranks(profiled, ranks)
-    return len({rank for one in changed if one.is_of_work for rank in one.ranks})
+    return len({rank for change in changed if change.is_of_work for rank in change.ranks})
 
 
 def condition_notes(
@@ -178,11 +178,11 @@ def condition_notes(
     """
     changed = changed_ranks(profiled, ranks)
     notes: list[str] = []
-    for one in changed[:_MOST_LINES]:
-        if one.is_of_work:
-            notes.append(f"{one}; {_consequence(target, is_profiled_online=is_profiled_online)}")
+    for change in changed[:_MOST_LINES]:
+        if change.is_of_work:
+            notes.append(f"{change}; {_consequence(target, is_profiled_online=is_profiled_online)}")
         else:
-            notes.append(f"{one}; noted only, the plan is kept")
+            notes.append(f"{change}; noted only, the plan is kept")
     if len(changed) > _MOST_LINES:
         num_more = len(changed) - _MOST_LINES
         notes.append(f"{num_more} more conditions of GPUs differ from the profile's")

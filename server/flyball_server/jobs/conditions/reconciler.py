@@ -22,7 +22,6 @@ from flyball_server.jobs.job_state import OVER, UNPROFILED, JobInput
 from flyball_server.jobs.loop_state import ChangedConditions, JobLoopState
 from flyball_server.jobs.probing import probe_plans
 from flyball_server.jobs.records import JobRecord, RankRecord
-from flyball_server.jobs.registry.inspection import require_job
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.jobs.versions.plan_versions import add_version
@@ -68,7 +67,7 @@ class ConditionsReconciler:
         if wait_s > 0:
             return wait_s
         with services.store.reading() as reader:
-            found = _read(reader, require_job(reader, job_id))
+            found = _read(reader, reader.require_job(job_id))
         if found.job.state in OVER:
             self._read_s.pop(job_id, None)
             return None
@@ -153,10 +152,12 @@ def _plan_from_kept(services: JobServices, found: _Found) -> bool:
     """
     job_id = found.job.job_id
     with services.store.writing(job_id) as writer:
-        job = require_job(writer, job_id)
+        job = writer.require_job(job_id)
         if job.start_id != found.job.start_id:
             return False
-        kept = [one for one in writer.kept_profiles(job_id) if _fits(one, job, found.ranks)]
+        kept = [
+            profile for profile in writer.kept_profiles(job_id) if _fits(profile, job, found.ranks)
+        ]
         if not kept:
             return False
         writer.save_profile(job_id, kept[0])
@@ -177,7 +178,7 @@ def _fits(profile: StageProfile, job: JobRecord, ranks: Sequence[RankRecord]) ->
         and is_known
         and len(ranks) >= job.spec.num_expected_ranks
         and profile.num_stages == job.spec.num_stages
-        and not any(one.is_of_work for one in changed_ranks(profiled, ranks))
+        and not any(change.is_of_work for change in changed_ranks(profiled, ranks))
     )
 
 
@@ -200,11 +201,11 @@ def _note_probed(services: JobServices, found: _Found) -> None:
 def _break_off(services: JobServices, before: JobRecord, changed: ChangedConditions) -> None:
     """End an online profiling whose GPUs have changed; the job returns to its highest clocks."""
     with services.store.writing(before.job_id) as writer:
-        job = require_job(writer, before.job_id)
+        job = writer.require_job(before.job_id)
         plans = probe_plans(writer, job.job_id)
         if job.start_id != before.start_id or job.state != JobState.PROFILING or not plans:
             return
-        # The first one runs entirely at the highest clocks.
+        # The first version runs entirely at the highest clocks.
         add_version(services, writer, job.job_id, plans[0].plan)
         findings = writer.find_loop_state(job.job_id)
         writer.save_loop_state(findings.evolve(changed=changed, profiling=None))
@@ -216,7 +217,7 @@ def _break_off(services: JobServices, before: JobRecord, changed: ChangedConditi
 def _measure_again(services: JobServices, before: JobRecord) -> None:
     """Begin the online profiling of a job anew; the replaced profile is kept."""
     with services.store.writing(before.job_id) as writer:
-        job = require_job(writer, before.job_id)
+        job = writer.require_job(before.job_id)
         findings = writer.find_loop_state(job.job_id)
         if job.start_id != before.start_id or findings.changed is None:
             return

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 from flyball_server.jobs.errors import InvalidFieldError
 from flyball_server.jobs.loop_state import AnnouncedSlowdown, JobLoopState
-from flyball_server.jobs.registry.inspection import require_job, require_rank
+from flyball_server.jobs.registry.inspection import require_rank
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.wanted.timetable import parse_moment
 from flyball_wire.closed_loop import (
@@ -42,11 +42,11 @@ def announce_straggler(
         until_unix_s=until_unix_s,
     )
     if until_unix_s is not None and until_unix_s <= now_unix_s:
-        raise InvalidFieldError("until_time", "is over; leave it out, or give a later one")
+        raise InvalidFieldError("until_time", "is over; leave it out, or give a later time")
     with services.store.writing(job_id) as writer:
         require_rank(writer, job_id, sent.rank)
         loop_state = writer.find_loop_state(job_id)
-        known = {one.rank: one for one in loop_state.stragglers}
+        known = {slowdown.rank: slowdown for slowdown in loop_state.stragglers}
         before = known.get(sent.rank)
         if before is not None and _is_same(before, announced, from_unix_s):
             announced = before
@@ -68,7 +68,7 @@ def withdraw_straggler(services: JobServices, job_id: str, rank: int) -> None:
     with services.store.writing(job_id) as writer:
         require_rank(writer, job_id, rank)
         loop_state = writer.find_loop_state(job_id)
-        left = tuple(one for one in loop_state.stragglers if one.rank != rank)
+        left = tuple(slowdown for slowdown in loop_state.stragglers if slowdown.rank != rank)
         if left != loop_state.stragglers:
             writer.save_loop_state(loop_state.evolve(stragglers=left))
     services.enqueue_reconcile(job_id)
@@ -81,7 +81,7 @@ def list_stragglers(services: JobServices, job_id: str) -> tuple[Straggler, ...]
         UnknownJobError: the job does not exist.
     """
     with services.store.reading() as reader:
-        require_job(reader, job_id)
+        reader.require_job(job_id)
         loop_state = reader.find_loop_state(job_id)
     return current_stragglers(loop_state, services.now().timestamp())
 
@@ -89,9 +89,9 @@ def list_stragglers(services: JobServices, job_id: str) -> tuple[Straggler, ...]
 def current_stragglers(loop_state: JobLoopState, now_unix_s: float) -> tuple[Straggler, ...]:
     """Return the slowdowns by rank in this loop state, at this time."""
     announced = [
-        _announced(one, loop_state)
-        for one in loop_state.stragglers
-        if one.until_unix_s is None or now_unix_s < one.until_unix_s
+        _announced(slowdown, loop_state)
+        for slowdown in loop_state.stragglers
+        if slowdown.until_unix_s is None or now_unix_s < slowdown.until_unix_s
     ]
     detected = [
         Straggler(
@@ -105,7 +105,9 @@ def current_stragglers(loop_state: JobLoopState, now_unix_s: float) -> tuple[Str
         )
         for slowed in loop_state.detected
     ]
-    return tuple(sorted([*announced, *detected], key=lambda one: (one.rank, one.source)))
+    return tuple(
+        sorted([*announced, *detected], key=lambda slowdown: (slowdown.rank, slowdown.source))
+    )
 
 
 def slow_ranks(findings: JobLoopState) -> tuple[int, ...]:
@@ -124,15 +126,15 @@ def _is_same(
     return before.slowdown == after.slowdown and same_time and has_begun and same_end
 
 
-def _announced(one: AnnouncedSlowdown, loop_state: JobLoopState) -> Straggler:
+def _announced(slowdown: AnnouncedSlowdown, loop_state: JobLoopState) -> Straggler:
     return Straggler(
-        rank=one.rank,
+        rank=slowdown.rank,
         source=StragglerSource.ANNOUNCED,
         reason=StragglerReason.SLOW,
-        slowdown=one.slowdown,
-        from_time=_text(one.from_unix_s),
-        until_time=_text(one.until_unix_s),
-        is_planned=_is_planned(one.rank, one.slowdown, loop_state),
+        slowdown=slowdown.slowdown,
+        from_time=_text(slowdown.from_unix_s),
+        until_time=_text(slowdown.until_unix_s),
+        is_planned=_is_planned(slowdown.rank, slowdown.slowdown, loop_state),
     )
 
 

@@ -21,7 +21,6 @@ from flyball_server.jobs.measurements.timed_steps import (
     timed_version,
 )
 from flyball_server.jobs.records import JobRecord, PlanRecord
-from flyball_server.jobs.registry.inspection import require_job, require_plan
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.jobs.versions.planning import read_planning
@@ -67,7 +66,7 @@ class DelayReconciler:
     def __call__(self, services: JobServices, job_id: str) -> float | None:
         """Measure the newest version's delays once its timed steps are over."""
         with services.store.reading() as reader:
-            job, loop_state = require_job(reader, job_id), reader.find_loop_state(job_id)
+            job, loop_state = reader.require_job(job_id), reader.find_loop_state(job_id)
             if _is_left_alone(job, loop_state):
                 return None
             if not read_planning(reader, job).is_planned(services):
@@ -111,7 +110,7 @@ class _Found:
 def _read(reader: JobReader, job: JobRecord, loop_state: JobLoopState) -> _Found | None:
     """Return what the newest version's timed steps say; None: they are not over."""
     spec, inputs = job.spec, loop_state.lasting
-    record = require_plan(reader, job.job_id, reader.list_versions(job.job_id)[-1].version)
+    record = reader.require_plan(job.job_id, reader.list_versions(job.job_id)[-1].version)
     timed = timed_version(
         reader, record, spec.num_expected_ranks, loop_state.planned_inputs.step_work
     )

@@ -190,7 +190,7 @@ class _StageObservation:
             excesses = [of_pipelines[number] for of_pipelines in windows]
             known = next((self.known[rank] for rank in pipeline if rank in self.known), None)
             if known is None:
-                slow = next((each for each in excesses if self._is_slow(each)), None)
+                slow = next((excess for excess in excesses if self._is_slow(excess)), None)
                 slowed = None if slow is None else self._slowdown(slow, now_unix_s)
             else:
                 slowed = self._known_now(known, excesses, now_unix_s)

@@ -13,7 +13,6 @@ from flyball_server.jobs.measurements.announced_work import (
     no_step_plans,
 )
 from flyball_server.jobs.records import JobRecord, NewestVersion, RankRecord
-from flyball_server.jobs.registry.inspection import newest_plan
 from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.jobs.versions.rank_plans import large_parts
 
@@ -67,7 +66,7 @@ def not_announced(known: WorkModel | None) -> WorkModel | None:
 
 def _begun(reader: JobReader, job: JobRecord) -> WorkModel:
     """Return work that is not measured yet."""
-    plan, profile = newest_plan(reader, job.job_id), reader.find_profile(job.job_id)
+    plan, profile = reader.newest_plan(job.job_id), reader.find_profile(job.job_id)
     if plan is None or profile is None:
         return WorkModel()
     problem = no_step_plans(plan.plan, job.spec.policy)
@@ -144,4 +143,4 @@ class _NewestSteps:
         details = self._reader.list_step_details(
             self._rank.job_id, steps[-1], limit=len(steps), ranks=[self._rank.rank]
         )
-        return {each.step: each.work for each in details if each.step in steps}
+        return {detail.step: detail.work for detail in details if detail.step in steps}

@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 from flyball_server.jobs.loop_state import JobLoopState
 from flyball_server.jobs.records import JobRecord
-from flyball_server.jobs.registry.inspection import require_job
 from flyball_server.jobs.services import JobServices
 
 _LOG = logging.getLogger(__name__)
@@ -30,7 +29,7 @@ def note_findings(
         UnknownJobError: the job does not exist.
     """
     with services.store.writing(job_id) as writer:
-        job, before = require_job(writer, job_id), writer.find_loop_state(job_id)
+        job, before = writer.require_job(job_id), writer.find_loop_state(job_id)
         after = change(job, before)
         if after == before:
             return

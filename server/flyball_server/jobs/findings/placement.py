@@ -11,7 +11,6 @@ from flyball_server.jobs.findings.noting import note_findings
 from flyball_server.jobs.job_state import OVER
 from flyball_server.jobs.loop_state import JobLoopState
 from flyball_server.jobs.records import JobRecord, RankRecord
-from flyball_server.jobs.registry.inspection import require_job
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.wanted.request import known_transitions
 
@@ -37,7 +36,7 @@ class PlacementReconciler:
     def __call__(self, services: JobServices, job_id: str) -> float | None:
         """Store where the job's ranks are, if they have moved; return the wait until a read."""
         with services.store.reading() as reader:
-            job = require_job(reader, job_id)
+            job = reader.require_job(job_id)
             if job.state in OVER or not _is_queued(services, job):
                 self._read_s.pop(job_id, None)
                 return None

@@ -9,7 +9,6 @@ from flyball_server.jobs.findings.stragglers import DetectionWindow, advanced_wi
 from flyball_server.jobs.job_state import OVER
 from flyball_server.jobs.loop_state import JobLoopState, WorkModel
 from flyball_server.jobs.records import JobRecord
-from flyball_server.jobs.registry.inspection import require_job
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.jobs.versions.planning import read_planning
@@ -40,7 +39,7 @@ class StepPlanReconciler(ABC):
     def __call__(self, services: JobServices, job_id: str) -> None:
         """Store what the newest steps show; it makes another version."""
         with services.store.reading() as reader:
-            job, loop_state = require_job(reader, job_id), reader.find_loop_state(job_id)
+            job, loop_state = reader.require_job(job_id), reader.find_loop_state(job_id)
             if not self._is_watched(job, loop_state):
                 return
             if not read_planning(reader, job).is_planned(services):

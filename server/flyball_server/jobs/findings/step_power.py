@@ -1,7 +1,7 @@
 """Reconciler of a target `power:` in jobs whose steps have clocks of their own.
 
 A step's deadline is its time at the highest clocks times a ratio that the plan was made with. The
-plan meets the target for the work of an average step; the steps' mean power is another one, since
+plan meets the target for the work of an average step; the steps' mean power is another, since
 their bubbles and slowest pipelines differ. It is measured over blocks of steps, and the ratio of
 the next version corrected by it.
 """
@@ -20,19 +20,21 @@ from flyball_server.jobs.loop_state import JobLoopState, StepPower, WorkModel
 from flyball_server.jobs.measurements.announced_work import deadline_ratio
 from flyball_server.jobs.measurements.step_reading import gpus_over_profile
 from flyball_server.jobs.records import JobRecord
-from flyball_server.jobs.registry.inspection import require_plan
 from flyball_server.jobs.step_records import StepTotals
 from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.planning.documents.predicted_timeline import planned_models
 from flyball_wire.plans.plan import Plan
 from flyball_wire.targets import parse_target
 
-# Number of steps of a block. A change is made after one block, each later one after twice as many,
-# up to 2^4.
+# Number of steps of a block. A change is made after one block, each later change after twice as
+# many, up to 2^4.
 BLOCK_STEPS = 32
 _MOST_DOUBLINGS = 4
-# Share by which the mean power may miss its target, and the number of its standard errors.
+# Share by which the mean power may miss its target, and the number of its standard errors. Both
+# double with each change after the fourth, up to four times as much, so that chance and coarse
+# clocks make changes come to an end.
 LEAST_MISS, _STANDARD_ERRORS = 0.005, 2.0
+_MOST_LIMIT_DOUBLINGS = 2
 # Exponent of the ratio by which power falls while only one ratio was measured, and its range where
 # two were. It is 1 where steps get longer at the same energy.
 _EXPONENT, _EXPONENTS = 2.0, (1.0, 4.0)
@@ -60,7 +62,7 @@ class StepPowerReconciler(StepPlanReconciler):
     ) -> JobLoopState:
         """Return the loop state with the correction that the newest steps show."""
         del now_unix_s
-        plan = require_plan(reader, job.job_id, seen.version).plan
+        plan = reader.require_plan(job.job_id, seen.version).plan
         known = loop_state.step_power
         if known is None or known.target != plan.target:
             known = StepPower(target=plan.target, factor=1.0 if known is None else known.factor)
@@ -72,11 +74,11 @@ class StepPowerReconciler(StepPlanReconciler):
         )
         num_ranks, profile = job.spec.num_expected_ranks, reader.find_profile(job.job_id)
         usable = [
-            each
-            for each in steps
-            if each.num_ranks == each.num_with_plan == num_ranks
-            and each.lowest_version == each.newest_version == seen.version
-            and each.energy_j is not None
+            step
+            for step in steps
+            if step.num_ranks == step.num_with_plan == num_ranks
+            and step.lowest_version == step.newest_version == seen.version
+            and step.energy_j is not None
         ]
         if profile is None or 2 * len(usable) < num_steps:
             return loop_state
@@ -102,7 +104,8 @@ def corrected(
     """
     share = power_w / parse_target(plan.target).value
     ratio = deadline_ratio(plan, known)
-    if abs(math.log(share)) <= max(LEAST_MISS, _STANDARD_ERRORS * error):
+    doublings = min(max(known.num_changes - _MOST_DOUBLINGS, 0), _MOST_LIMIT_DOUBLINGS)
+    if abs(math.log(share)) <= 2**doublings * max(LEAST_MISS, _STANDARD_ERRORS * error):
         return replace(known, least_power_w=None)
     longest = _longest_ratio(plan, profile)
     moved = ratio * share ** (1 / _exponent(known, ratio, share))
@@ -147,12 +150,12 @@ def _longest_ratio(plan: Plan, profile: StageProfile) -> float:
 
 def _power_of(steps: Sequence[StepTotals]) -> tuple[float, float] | None:
     """Return the mean power in W and its standard error as a share; None: it is not known."""
-    energies_j = [each.energy_j for each in steps if each.energy_j is not None]
-    times_s = [each.time_s for each in steps]
+    energies_j = [step.energy_j for step in steps if step.energy_j is not None]
+    times_s = [step.time_s for step in steps]
     if len(energies_j) < max(len(steps), 2) or min(energies_j) < 0 or sum(energies_j) <= 0:
         return None
     num, energy_j = len(steps), math.fsum(energies_j)
     power_w = energy_j / math.fsum(times_s)
     deviations_j = [one - power_w * time_s for one, time_s in zip(energies_j, times_s, strict=True)]
-    error_j = math.sqrt(math.fsum(each**2 for each in deviations_j) * num / (num - 1))
+    error_j = math.sqrt(math.fsum(deviation_j**2 for deviation_j in deviations_j) * num / (num - 1))
     return power_w, error_j / energy_j

@@ -127,9 +127,9 @@ class StageWork:
         """Return an instruction's factor by microbatch; None: not known."""
         of_place = self.coefficients.get((kind, chunk))
         if of_place is None:
-            only_factors = all(len(each) == 1 for each in work)
-            return [each[0] for each in work] if only_factors else None
-        return [of_place.factor(each) for each in work]
+            only_factors = all(len(of_microbatch) == 1 for of_microbatch in work)
+            return [of_microbatch[0] for of_microbatch in work] if only_factors else None
+        return [of_place.factor(of_microbatch) for of_microbatch in work]
 
 
 UNKNOWN_WORK = StageWork()
@@ -142,8 +142,8 @@ def stage_work(model: WorkModel | None, stage: int) -> StageWork:
     both = zip(model.places, model.coefficients, strict=True)
     return StageWork(
         coefficients={
-            (kind, chunk): WorkCoefficients(*each)
-            for (of_stage, kind, chunk), each in both
+            (kind, chunk): WorkCoefficients(*coefficients)
+            for (of_stage, kind, chunk), coefficients in both
             if of_stage == stage
         },
         error=model.error,

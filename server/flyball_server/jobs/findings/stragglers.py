@@ -21,7 +21,6 @@ from flyball_server.jobs.findings.step_ratios import (
 from flyball_server.jobs.job_state import OVER
 from flyball_server.jobs.loop_state import JobLoopState, WorkModel
 from flyball_server.jobs.records import JobRecord, RankRecord
-from flyball_server.jobs.registry.inspection import require_job, require_plan
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.kit.lru import Lru
@@ -90,7 +89,7 @@ class DetectionWindow:
             reach = min(2 * reach, _FAR_STEPS)
 
     def begin_detection(self, pause_steps: int) -> bool:
-        """Begin a detection if so many steps have run since the newest one; return whether."""
+        """Begin a detection if so many steps have run since the newest step; return whether."""
         if self.newest_step - self.detected_at_step < pause_steps:
             return False
         self.detected_at_step = self.newest_step
@@ -143,7 +142,7 @@ class DetectionWindow:
         """
         if self._times_s is None:
             profile = reader.find_profile(self.job_id)
-            plan = require_plan(reader, self.job_id, self.version).plan
+            plan = reader.require_plan(self.job_id, self.version).plan
             if profile is None or plan.is_probe:
                 return {}
             if has_step_plans:
@@ -207,7 +206,9 @@ def measured_slowdowns(
     observed = seen.read(reader, ranks, rules.num_drift_steps, work)
     if max((step.step for step in observed), default=0) < seen.first_step + min_steps:
         return None
-    announced = {one.rank for one in loop_state.stragglers if one.holds_at(now_unix_s)}
+    announced = {
+        slowdown.rank for slowdown in loop_state.stragglers if slowdown.holds_at(now_unix_s)
+    }
     return find_slowdowns(
         observed,
         tuple(ranks.values()),
@@ -219,7 +220,7 @@ def measured_slowdowns(
 
 
 def _is_watched(reader: JobReader, seen: DetectionWindow) -> bool:
-    plan = require_plan(reader, seen.job_id, seen.version)
+    plan = reader.require_plan(seen.job_id, seen.version)
     return plan.purpose in {Purpose.PLAN, Purpose.RAISE}
 
 
@@ -252,7 +253,7 @@ class StragglerReconciler:
         """Store the slowdowns that the newest steps show."""
         now_unix_s = services.now().timestamp()
         with services.store.reading() as reader:
-            job = require_job(reader, job_id)
+            job = reader.require_job(job_id)
             if job.state in OVER:
                 return
             loop_state = reader.find_loop_state(job_id)
@@ -285,12 +286,14 @@ def _with_slowdowns(
 ) -> JobLoopState:
     """Return the findings with the current slowdowns; ended announcements are dropped."""
     left = tuple(
-        one
-        for one in loop_state.stragglers
-        if one.until_unix_s is None or now_unix_s < one.until_unix_s
+        slowdown
+        for slowdown in loop_state.stragglers
+        if slowdown.until_unix_s is None or now_unix_s < slowdown.until_unix_s
     )
     if found is not None:
-        announced = {one.rank: one.slowdown for one in left if one.holds_at(now_unix_s)}
+        announced = {
+            slowdown.rank: slowdown.slowdown for slowdown in left if slowdown.holds_at(now_unix_s)
+        }
         detected = [
             replace(slowed, slowdown=_noted(slowed.slowdown, announced.get(slowed.rank)))
             for slowed in found.stragglers

@@ -26,7 +26,7 @@ class WorkDriftReconciler(StepPlanReconciler):
 
     A drift is found as that of a profile is: times of all ranks of a stage and kind against those
     of their work, in 40 steps. The version that follows times its first steps again, which fits
-    all coefficients anew. Each takes a larger drift than the one before. Jobs with `adaptation`
+    all coefficients anew. Each takes a larger drift than the fit before. Jobs with `adaptation`
     `frontier` are planned with the drift instead.
     """
 
@@ -63,7 +63,7 @@ def with_drifts(work: WorkModel, drifts: Sequence[StageSlowdown]) -> WorkModel |
         None where no drift is large enough, after those before it.
     """
     limit = _LEAST_DRIFT * 2 ** min(work.num_drifts, _MOST_DOUBLINGS)
-    factors = {(each.stage, each.kind): each.slowdown for each in drifts}
+    factors = {(drift.stage, drift.kind): drift.slowdown for drift in drifts}
     if all(abs(factor - 1) <= limit for factor in factors.values()):
         return None
     coefficients = tuple(

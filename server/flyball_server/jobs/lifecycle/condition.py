@@ -24,9 +24,9 @@ from flyball_wire.messages import ConditionName, JobCondition
 
 # Cause of a slow GPU, and what to look at.
 _CAUSES = {
-    StragglerReason.SLOW: "no cause is known: see what else runs on its GPU and node",
-    StragglerReason.POWER: "its power limit holds it down",
-    StragglerReason.THERMAL: "heat holds it down: see its cooling",
+    StragglerReason.SLOW: "cause unknown: check what else runs on its GPU and node",
+    StragglerReason.POWER: "held down by its power limit",
+    StragglerReason.THERMAL: "held down by heat: check its cooling",
 }
 
 
@@ -71,22 +71,23 @@ def summary_condition(services: JobServices, summary: JobSummary) -> JobConditio
 
 
 def _slow(loop_state: JobLoopState, now: datetime) -> JobCondition | None:
-    slowed = [each for each in slowdowns_at(loop_state, now.timestamp()) if each.slowdown > 1]
+    slowed = [
+        slowdown for slowdown in slowdowns_at(loop_state, now.timestamp()) if slowdown.slowdown > 1
+    ]
     if not slowed:
         return None
     # An announced one needs nobody to look at it.
-    detected = {each.rank for each in loop_state.detected}
-    found = [each for each in slowed if each.rank in detected]
+    detected = {slowdown.rank for slowdown in loop_state.detected}
+    found = [slowdown for slowdown in slowed if slowdown.rank in detected]
     worst = max(found, key=lambda each: each.slowdown, default=None)
     if worst is None:
         return JobCondition(name=ConditionName.SLOW_GPU)
-    factor = f"{worst.slowdown:.2f} times as slow as profiled"
+    text = (
+        f"rank {worst.rank} takes {worst.slowdown:.2f} times as long as profiled,"
+        f" {_CAUSES[worst.reason]}"
+    )
     if len(found) > 1:
-        ranks = ranks_text([each.rank for each in found])
-        factor = f"rank {worst.rank} is {factor}"
-        text = f"{ranks} are slow; {factor}, {_CAUSES[worst.reason]}"
-    else:
-        text = f"rank {worst.rank} is {factor}; {_CAUSES[worst.reason]}"
+        text = f"{ranks_text([slowdown.rank for slowdown in found])} are slow; {text}"
     return JobCondition(name=ConditionName.SLOW_GPU, action=text)
 
 

@@ -40,7 +40,7 @@ _SLOWEST_KNOWN, _SLOWEST_CALL_S = ChangeDelays(up_s=0.0092, down_s=0.0026), 0.00
 # An error may exceed its limit by this factor before step plans that exist end; it has to be as far
 # below it, once for each earlier model, before they begin again.
 _ENDS_ABOVE = 1.25
-# Number of models after which one that fails on new steps is not replaced, but ends step plans.
+# Number of models after which a model that fails on new steps is not replaced, but ends step plans.
 _MOST_MODELS = 3
 # Ratio of the largest to the least sum of lengths below which a fit says nothing of other lengths,
 # and that by which lengths outside the range are other ones; the latter grows with each model.
@@ -73,8 +73,8 @@ def coefficients_of(work: WorkModel) -> dict[AlikeNodes, WorkCoefficients]:
     """Return the coefficients by stage, kind and chunk; empty: there are none."""
     both = zip(work.places, work.coefficients, strict=True)
     return {
-        (stage, InstructionKind(kind), chunk): WorkCoefficients(*each)
-        for (stage, kind, chunk), each in both
+        (stage, InstructionKind(kind), chunk): WorkCoefficients(*coefficients)
+        for (stage, kind, chunk), coefficients in both
     }
 
 
@@ -221,7 +221,7 @@ def _with_lengths(model: WorkModel, times: WorkTimes) -> WorkModel:
         return model
     lengths, squares = times.lengths[has_lengths], times.squares[has_lengths]
     of_lengths, of_both, of_squares = (
-        float(each.mean()) for each in (lengths**2, lengths * squares, squares**2)
+        float(values.mean()) for values in (lengths**2, lengths * squares, squares**2)
     )
     return replace(
         model,
@@ -264,7 +264,7 @@ def error_problem(error: float, limit: float) -> str | None:
 
 
 def following(before: WorkModel | None, after: WorkModel, *, limit: float) -> WorkModel | None:
-    """Return the model to plan with after a newer measurement; None: the earlier one stays.
+    """Return the model to plan with after a newer measurement; None: the earlier model stays.
 
     Args:
         before: model that the job is planned with; None: none.
@@ -328,8 +328,8 @@ def _difference(before: WorkModel, after: WorkModel) -> float:
     known, found = coefficients_of(before), coefficients_of(after)
     lengths, squares = after.mean_work
     (of_lengths, of_both, of_squares), most = after.mean_products, 0.0
-    for place, each in found.items():
-        a, b, c = (new - old for new, old in zip(each, known[place], strict=True))
+    for place, coefficients in found.items():
+        a, b, c = (new - old for new, old in zip(coefficients, known[place], strict=True))
         mean = a + b * lengths + c * squares
         square = a * (2 * mean - a) + b * b * of_lengths + 2 * b * c * of_both + c * c * of_squares
         root = math.sqrt(max(square, mean * mean))
@@ -344,10 +344,10 @@ def _factors(
     found: list[list[list[float]]] = []
     for works in read.works:
         of_step = [
-            None if each is None else work_factors(model.dag, each, coefficients)
-            for model, each in zip(models, works, strict=True)
+            None if of_pipeline is None else work_factors(model.dag, of_pipeline, coefficients)
+            for model, of_pipeline in zip(models, works, strict=True)
         ]
-        whole = [each for each in of_step if each is not None]
+        whole = [of_pipeline for of_pipeline in of_step if of_pipeline is not None]
         if len(whole) < len(of_step):
             return None
         found.append(whole)
@@ -369,8 +369,8 @@ def _rounded(value: float) -> float:
 class _Samples:
     """Times of instructions with the work of their microbatches.
 
-    An instruction whose clock is another one than that of the instruction before it on its stage
-    may run at the earlier one for a while; it counts only where its kind has too few others.
+    An instruction whose clock is another than that of the instruction before it on its stage
+    may run at the earlier clock for a while; it counts only where its kind has too few others.
     """
 
     def __init__(self, models: Sequence[PipelineModel]) -> None:

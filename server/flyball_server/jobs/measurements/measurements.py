@@ -12,7 +12,6 @@ from flyball_server.jobs.errors import InvalidFieldError, JobsError, OtherStartE
 from flyball_server.jobs.measurements.pruning import merge_instructions, without_pruned
 from flyball_server.jobs.measurements.step_reading import add_post, place_of_post
 from flyball_server.jobs.records import JobRecord, identity_of
-from flyball_server.jobs.registry.inspection import require_job
 from flyball_server.jobs.registry.rank_batch import RankBatch
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.step_records import StepDetail, StepRecord
@@ -31,9 +30,9 @@ KEPT_DETAILS_OF_PROFILING = MAX_WITH_WAITING * DEFAULT_MAX_STEPS + KEPT_DETAILS
 # it. 64 ranks x 32 instructions suffice for steps of 31 ms and more, fewer for shorter ones.
 KEPT_INSTRUCTIONS = 65_536
 FEWEST_KEPT_STEPS, MOST_KEPT_STEPS = 32, 1024
-# Number of newest steps that drop none of the older ones if they are far from all others: a rank
-# may post an absurd number.
-_MOST_ALONE = 8
+# Number of newest steps that drop the older ones though these are far away: a rank may post absurd
+# numbers.
+_FEWEST_FAR = 8
 # Ranks post at this period up to FEW_RANKS, and at the longest one from MANY_RANKS on.
 SHORTEST_PERIOD_S, LONGEST_PERIOD_S = 1.0, 15.0
 FEW_RANKS, MANY_RANKS = 128, 4096
@@ -80,9 +79,9 @@ def store_together(
 ) -> tuple[Accepted | JobsError, ...]:
     """Store the ranks' measurements of a job, in one transaction.
 
-    A step posted again replaces the older one; of details only the newest are kept. Steps on a
-    plan that the store does not have, since it was restored to an older state, are marked. Of a
-    pruned step nothing is stored again; see `without_pruned`.
+    A step posted again replaces the older measurement; of details only the newest are kept. Steps
+    on a plan that the store does not have, since it was restored to an older state, are marked. Of
+    a pruned step nothing is stored again; see `without_pruned`.
 
     Returns:
         For each post: the stored measurements, or the error.
@@ -144,8 +143,8 @@ def _store_together(
     if is_reconciled:
         services.enqueue_reconcile(job_id)
     return tuple(
-        Accepted(stored=one, next_post_s=next_post_s) if isinstance(one, int) else one
-        for one in stored
+        Accepted(stored=answer, next_post_s=next_post_s) if isinstance(answer, int) else answer
+        for answer in stored
     )
 
 
@@ -228,16 +227,29 @@ def _save_details(writer: JobWriter, job_id: str, details: tuple[StepDetail, ...
     writer.save_step_details(details)
     num_kept = _num_kept_steps(writer, job_id, details)
     newest = max(detail.step for detail in details)
-    for _ in range(_MOST_ALONE):
-        before = writer.newest_detail(job_id, newest)
-        if before is None or newest - before < num_kept:
+    for _ in range(_FEWEST_FAR):
+        older = writer.newest_detail(job_id, newest - num_kept + 1)
+        if older is None or newest - older < 2 * num_kept:
             break
-        newest = before
+        if not _are_few(writer, job_id, newest, num_kept):
+            break
+        newest = older
     writer.drop_step_details(job_id, newest - num_kept + 1)
 
 
+def _are_few(reader: JobReader, job_id: str, newest: int, num_kept: int) -> bool:
+    """Return whether fewer than `_FEWEST_FAR` of the newest steps have details."""
+    step = newest
+    for _ in range(_FEWEST_FAR - 1):
+        before = reader.newest_detail(job_id, step)
+        if before is None or newest - before >= num_kept:
+            return True
+        step = before
+    return False
+
+
 def _num_kept_steps(writer: JobWriter, job_id: str, details: tuple[StepDetail, ...]) -> int:
-    job = require_job(writer, job_id)
+    job = writer.require_job(job_id)
     num_instructions = max(len(detail.instructions or ()) for detail in details)
     if not num_instructions:
         is_profiling = job.state == JobState.PROFILING
@@ -253,5 +265,5 @@ def list_steps(services: JobServices, job_id: str, *, limit: int) -> tuple[JobSt
         UnknownJobError: the job does not exist.
     """
     with services.store.reading() as reader:
-        require_job(reader, job_id)
+        reader.require_job(job_id)
         return reader.list_job_steps(job_id, limit)

@@ -225,7 +225,7 @@ class StepFold:
         self.changed.add(version)
 
     def start_over(self) -> None:
-        """Begin another run; no step of the former one is added any more."""
+        """Begin another run; no step of the former run is added any more."""
         self.missing.clear()
         self.rule.settled, self.late = (), (-1, ())
         self.run, self.after_step = self.run + 1, -1

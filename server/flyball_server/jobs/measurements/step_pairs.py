@@ -136,7 +136,7 @@ class WorkedMeans:
                 mean=ratio, variance=None, degrees_of_freedom=0, num_steps=a.num_values
             )
         center = math.fsum(off) / num
-        squares = math.fsum((each - center) ** 2 for each in off)
+        squares = math.fsum((step - center) ** 2 for step in off)
         return MeanEstimate(
             mean=ratio,
             variance=squares / (num - 1) / num / (b.total / b.num_values) ** 2,
@@ -211,7 +211,7 @@ class CountingRule:
     """Rule for the steps that count; takes a job's steps in rising order.
 
     A step counts if all ranks have posted it, ran one version in it as planned, and ran the same
-    version in the complete step before: clocks settle in the first one.
+    version in the complete step before: clocks settle in the first step.
     """
 
     num_ranks: int
@@ -380,7 +380,7 @@ class PairGathering:
         half.add(step, work)
 
     def so_far(self) -> Pairs:
-        """Return all pairs as if the current one were complete; nothing changes."""
+        """Return all pairs as if the current pair were complete; nothing changes."""
         wanted = self._num_wanted()
         if not wanted:
             return self.pairs
@@ -405,8 +405,8 @@ class PairGathering:
         a, b = self.on_plan, self.at_baseline
         is_by_work = a.work_model is not None and a.work_model == b.work_model
         for of_pairs, halves in (
-            (pairs.times_s, [(each.times_s, each.times_of_work) for each in (a, b)]),
-            (pairs.energies_j, [(each.energies_j, each.energies_of_work) for each in (a, b)]),
+            (pairs.times_s, [(side.times_s, side.times_of_work) for side in (a, b)]),
+            (pairs.energies_j, [(side.energies_j, side.energies_of_work) for side in (a, b)]),
         ):
             one, other = (
                 _half(values, worked if is_by_work else WorkedMeans()) for values, worked in halves

@@ -55,7 +55,9 @@ def step_kinds(record: PlanRecord, highest_mhz: Sequence[int] = ()) -> StepKinds
 def all_step_kinds(records: Iterable[PlanRecord]) -> dict[int, StepKinds]:
     """Return the step kinds of all versions of a job."""
     known = tuple(records)
-    highest_mhz = next((highest_row_mhz(each.plan) for each in known if each.plan.is_probe), ())
+    highest_mhz = next(
+        (highest_row_mhz(version.plan) for version in known if version.plan.is_probe), ()
+    )
     return {record.version: step_kinds(record, highest_mhz) for record in known}
 
 
@@ -94,7 +96,7 @@ def read_fold(reader: JobReader, job: JobRecord) -> StepFold:
 
 
 def read_settled(reader: JobReader, job: JobRecord, fold: StepFold) -> Sequence[StepTotals]:
-    """Add further steps to the totals, up to the first one that ranks may still post.
+    """Add further steps to the totals, up to the first that ranks may still post.
 
     Of a job that is over all steps are settled.
 
@@ -138,7 +140,7 @@ def add_steps(reader: JobReader, job_id: str, fold: StepFold, steps: Sequence[St
 
 
 def settled_steps(piece: Sequence[StepTotals], rule: CountingRule) -> Sequence[StepTotals]:
-    """Return the leading steps before the first one that is awaited.
+    """Return the leading steps before the first that is awaited.
 
     A step is awaited until later ones have been posted for GIVE_UP_S.
 
@@ -209,7 +211,8 @@ def predicted_iteration(
         saving_percent=prediction.saving_percent,
         gap_percent=prediction.gap_percent,
         compared=tuple(
-            replace(each, energy_j=scale * each.energy_j) for each in prediction.compared
+            replace(compared, energy_j=scale * compared.energy_j)
+            for compared in prediction.compared
         ),
         reserve=plan.reserve,
         saving_sources=None
@@ -323,7 +326,7 @@ def _add_late(reader: JobReader, job_id: str, fold: StepFold, steps: Collection[
 
 
 def add_all(writer: JobWriter, job: JobRecord, end_step: int) -> None:
-    """Add all steps before this one to the stored totals: nothing is posted of them any more."""
+    """Add all steps before this step to the stored totals: nothing is posted of them any more."""
     place = place_of_post(writer, job, ())
     if place.after_step >= end_step - 1:
         return

@@ -118,15 +118,15 @@ def timed_version(
         return TimedVersion(record=record, num_ranks=num_ranks, steps={}, is_over=True)
     totals = reader.list_step_totals(record.job_id, after_step=first_step, limit=limit)
     steps = {
-        each.step: each.time_s
-        for each in totals
-        if each.num_ranks == each.num_with_plan == num_ranks
-        and each.lowest_version == each.newest_version == record.version
-        and not (each.num_unplanned or each.num_overruns)
+        total.step: total.time_s
+        for total in totals
+        if total.num_ranks == total.num_with_plan == num_ranks
+        and total.lowest_version == total.newest_version == record.version
+        and not (total.num_unplanned or total.num_overruns)
     }
     last_step = first_step + limit
     newest_step = reader.newest_step(record.job_id, after_step=first_step) or 0
-    is_whole = len(totals) == limit and all(each.num_ranks == num_ranks for each in totals)
+    is_whole = len(totals) == limit and all(total.num_ranks == num_ranks for total in totals)
     return TimedVersion(
         record=record,
         num_ranks=num_ranks,
@@ -348,7 +348,7 @@ def _is_as_ordered(schedule: Schedule, stage: int, reports: _Reports) -> bool:
         for kind, microbatch, chunk, _, computed_s, received_s, *_ in reports
     ]
     # Without a recorded end an instruction has no time.
-    return is_as_ordered(schedule, stage, times) and all(one.computed_s > 0 for one in times)
+    return is_as_ordered(schedule, stage, times) and all(timed.computed_s > 0 for timed in times)
 
 
 def _timed_stages(
@@ -391,7 +391,7 @@ def _jitter(dag: ArrayDag, steps: TimedSteps, plan: Plan) -> float:
     alike, alike_of_node = dag.alike
     of_alike: list[float] = []
     for index in range(len(alike)):
-        nodes = [node for node, one in enumerate(alike_of_node) if one == index]
+        nodes = [node for node, group in enumerate(alike_of_node) if group == index]
         steady = [node for node in nodes if not changes[node]] or nodes
         of_alike.append(measured_jitter(steps.compute_s[steady]))
     return math.hypot(*of_alike) / math.sqrt(len(of_alike))
@@ -400,7 +400,7 @@ def _jitter(dag: ArrayDag, steps: TimedSteps, plan: Plan) -> float:
 def _has_changed(plan: Plan) -> list[bool]:
     """Return per node whether its clock may change in it, in any pipeline.
 
-    That is where it is another one than before, and where the next one is requested early.
+    That is where it is another clock than before, and where the next clock is requested early.
     """
     by_pipeline: list[list[bool]] = []
     for part in plan.pipelines:

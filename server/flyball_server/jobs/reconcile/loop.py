@@ -82,7 +82,7 @@ class ReconcileLoop:
     """
 
     def __init__(self, reconcilers: Sequence[Reconciler], *, round_s: float = ROUND_S) -> None:
-        self._reconcilers = tuple(sorted(reconcilers, key=lambda one: one.order))
+        self._reconcilers = tuple(sorted(reconcilers, key=lambda reconciler: reconciler.order))
         self._round_s = round_s
         self._changed = threading.Condition()
         # By job, time of the next reconciliation, monotonic s.
@@ -106,7 +106,7 @@ class ReconcileLoop:
 
     def runs_after_posts(self, reader: JobReader, job: JobRecord) -> bool:
         """Return whether a reconciler may have something to do after a post of the ranks."""
-        asked = (one.runs_after_posts for one in self._reconcilers)
+        asked = (reconciler.runs_after_posts for reconciler in self._reconcilers)
         return any(runs is not None and runs(reader, job) for runs in asked)
 
     def start(self, services: JobServices) -> None:

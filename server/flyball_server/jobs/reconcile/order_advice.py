@@ -12,7 +12,6 @@ from flyball_server.jobs.findings.noting import note_findings
 from flyball_server.jobs.loop_state import JobLoopState, OrderComparison
 from flyball_server.jobs.reconcile.solve import OBSOLETE, SLOT_RETRY_S, SlottedReconciler, solve
 from flyball_server.jobs.records import JobRecord
-from flyball_server.jobs.registry.inspection import require_job
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.versions.planning import read_planning
 from flyball_server.jobs.wanted.request import digest_of, plan_to_solve
@@ -54,7 +53,7 @@ _Due = tuple[JobRecord, str, PlanRequest]
 def _due(services: JobServices, job_id: str) -> _Due | None:
     """Return the comparison to make; None: there is nothing to compare."""
     with services.store.reading() as reader:
-        job = require_job(reader, job_id)
+        job = reader.require_job(job_id)
         if not job.spec.other_orders or job.state != JobState.PLANNED:
             return None
         planning = read_planning(reader, job)

@@ -21,7 +21,6 @@ from flyball_server.jobs.reconcile.solve import (
     solve,
 )
 from flyball_server.jobs.records import JobRecord, PlanRecord
-from flyball_server.jobs.registry.inspection import newest_plan, require_job, require_plan
 from flyball_server.jobs.savings.comparisons import comparison_cycle
 from flyball_server.jobs.services import JobServices, Solve
 from flyball_server.jobs.store.sql.job_reader import JobReader
@@ -54,7 +53,7 @@ class PlanReconciler(SlottedReconciler):
     def __call__(self, services: JobServices, job_id: str) -> float | None:
         """Plan the job if needed; return the time until what it should run may change, s."""
         with services.store.reading() as reader:
-            snapshot = read_planning(reader, require_job(reader, job_id))
+            snapshot = read_planning(reader, reader.require_job(job_id))
         if snapshot.job.state in OVER:
             return None
         target = snapshot.wanted(services)
@@ -145,7 +144,7 @@ class _Planning:
         return plan.of_profile(profile)
 
     def _nearest(self, slowed: SlowedRequest) -> Plan:
-        """Return the plan for the target, or for the nearest one if it may be missed."""
+        """Return the plan for the target, or for the nearest target if it may be missed."""
         for _ in range(_NUM_NEARER):
             try:
                 return self._planned(slowed)
@@ -190,7 +189,7 @@ class _Planning:
         """
         job_id, made = self.snapshot.job.job_id, None
         with self.services.store.writing(job_id) as writer:
-            job = require_job(writer, job_id)
+            job = writer.require_job(job_id)
             now = read_planning(writer, job)
             stands = now.standing(self.services, self.target)
             is_obsolete = stands.is_idle or (stands.is_due and solved is None)
@@ -216,7 +215,7 @@ class _Planning:
                 made = self._solved_version(writer, now, solved, solved.plan)
                 findings = findings.with_attempt(replace(attempt, version=made[0].version))
         elif stands.reuse is not None and stands.reuse.version is not None:
-            known = require_plan(writer, now.job.job_id, stands.reuse.version)
+            known = writer.require_plan(now.job.job_id, stands.reuse.version)
             again = known.evolve(baseline_cycle=(), digest=stands.reuse.digest)
             made = add_again(self.services, writer, again), f"is the same as plan {known.version}"
             findings = findings.with_attempt(stands.reuse)
@@ -264,7 +263,7 @@ class _Planning:
         self, writer: JobWriter, findings: JobLoopState, *, is_compared: bool
     ) -> tuple[JobLoopState, _Made]:
         """Add the newest plan with steps at the highest clocks among its own, or without."""
-        newest, comparison = newest_plan(writer, findings.job_id), findings.open_comparison
+        newest, comparison = writer.newest_plan(findings.job_id), findings.open_comparison
         assert newest is not None  # noqa: S101 - it is what the job should run
         if not is_compared or comparison is None:
             plain = add_again(self.services, writer, newest.evolve(baseline_cycle=()))
@@ -276,7 +275,7 @@ class _Planning:
         return findings.evolve(comparison=begun), (record, said)
 
     def _missed(self, plan: Plan) -> MissedTarget | None:
-        """Return the target if the plan is for the nearest one; None: it meets its target."""
+        """Return the target if the plan is for the nearest target; None: it meets its target."""
         asked = self.target.inputs.target or self.snapshot.job.spec.target
         met = {asked} if self.target.plan is None else {asked, self.target.plan.options.target}
         is_met = plan.target in met or asked == LIMIT_TARGET

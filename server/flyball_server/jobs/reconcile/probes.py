@@ -18,7 +18,6 @@ from flyball_server.jobs.reconcile.solve import (
     solve,
 )
 from flyball_server.jobs.records import JobRecord
-from flyball_server.jobs.registry.inspection import newest_plan, require_job
 from flyball_server.jobs.savings.energy_scopes import common_scope
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.sql.job_reader import JobReader
@@ -58,7 +57,7 @@ class ProbeReconciler(SlottedReconciler):
     def __call__(self, services: JobServices, job_id: str) -> float | None:
         """Take the next step of profiling the job."""
         with services.store.reading() as reader:
-            job = require_job(reader, job_id)
+            job = reader.require_job(job_id)
             is_open = is_probed(job) and not _has_changed(reader, job_id)
             record = read_probing(reader, job, services.now()) if is_open else None
             is_left_probing = _is_left_probing(reader, job_id)
@@ -187,9 +186,9 @@ def _may_be_left_probing(job: JobRecord) -> bool:
 
 def _is_left_probing(reader: JobReader, job_id: str) -> bool:
     """Return whether the ranks of a job that could not be planned still probe."""
-    if not _may_be_left_probing(require_job(reader, job_id)):
+    if not _may_be_left_probing(reader.require_job(job_id)):
         return False
-    newest = newest_plan(reader, job_id)
+    newest = reader.newest_plan(job_id)
     return (
         newest is not None
         and newest.plan.is_probe
@@ -202,13 +201,13 @@ def _back_to_highest(services: JobServices, job_id: str) -> None:
     with services.store.writing(job_id) as writer:
         if not _is_left_probing(writer, job_id):
             return
-        # The first one runs entirely at the highest clocks.
+        # The first version runs entirely at the highest clocks.
         add_version(services, writer, job_id, probe_plans(writer, job_id)[0].plan)
     services.notify_pollers(job_id)
 
 
 def _still_unprofiled(writer: JobWriter, job: JobRecord) -> JobRecord | None:
     """Return the current job; None: it has changed, or a profile was uploaded meanwhile."""
-    now = require_job(writer, job.job_id)
+    now = writer.require_job(job.job_id)
     is_same = is_probed(now) and job.is_same_work(now)
     return now if is_same and not writer.has_profile(job.job_id) else None

@@ -1,7 +1,7 @@
 """EnvPipe's loop: a next version with raised clocks while measured waits require one.
 
 Its progress is stored in the versions themselves: those that are undecided request the ranks'
-instructions, the last one totals.
+instructions, the last level totals.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from itertools import islice
 
 from flyball_pipeline.errors import PipelineError
 from flyball_server.jobs.records import JobRecord, PlanRecord, RankRecord
-from flyball_server.jobs.registry.inspection import newest_plan, newest_version, require_job
+from flyball_server.jobs.registry.inspection import newest_version
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.step_records import StepDetail
 from flyball_server.jobs.store.sql.job_reader import JobReader
@@ -96,7 +96,7 @@ def _ran_steps(reader: JobReader, plan: PlanRecord, num_ranks: int) -> Iterator[
 def complete_steps(
     reader: JobReader, plan: PlanRecord, num_ranks: int, *, first_step: int
 ) -> list[int]:
-    """Return the steps among MOST_STEPS from this one on that all ranks ran on this version."""
+    """Return the steps among MOST_STEPS from this step on that all ranks ran on this version."""
     num_by_step = Counter(
         record.step
         for record in reader.list_steps(plan.job_id, first_step, first_step + MOST_STEPS)
@@ -208,10 +208,10 @@ class ReconfigurationReconciler:
 
 def _round(services: JobServices, reader: JobReader, job_id: str) -> _Round | None:
     """Return the facts to decide on; None: the job is not to be reconfigured now."""
-    job = require_job(reader, job_id)
+    job = reader.require_job(job_id)
     if job.spec.adaptation != Adaptation.RECONFIGURE:
         return None  # other jobs cost no more than this one read
-    record = newest_plan(reader, job_id)
+    record = reader.newest_plan(job_id)
     if record is None:
         return None
     plan = record.plan
@@ -267,7 +267,7 @@ def _raise_by_profile(services: JobServices, this: _Round, why: str) -> None:
 def _publish(
     services: JobServices, this: _Round, assignment: Assignment, detail: MeasurementDetail, why: str
 ) -> None:
-    """Add the version unless the job has another one by now."""
+    """Add the version unless the job has another version by now."""
     model, before = this.loop.model, this.record.plan.predicted
     simulation = simulate(model, assignment)
     [pipeline] = this.record.plan.pipelines
@@ -286,7 +286,7 @@ def _publish(
     )
     job_id = this.job.job_id
     with services.store.writing(job_id) as writer:
-        now = require_job(writer, job_id)
+        now = writer.require_job(job_id)
         newest = newest_version(writer.list_versions(job_id))
         if not this.job.is_same_work(now) or newest != this.record.version:
             return

@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 
 from flyball_server.jobs.errors import PlanningStoppedError, StoreError, UnknownJobError
 from flyball_server.jobs.records import JobRecord
-from flyball_server.jobs.registry.inspection import require_job
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.planning.errors import PlanningError
@@ -162,7 +161,7 @@ def _is_done(future: Future[Any]) -> bool:
 def _check_wanted(services: JobServices, job: JobRecord, is_wanted: IsWanted) -> None:
     try:
         with services.store.reading() as reader:
-            is_current = is_wanted(reader, require_job(reader, job.job_id))
+            is_current = is_wanted(reader, reader.require_job(job.job_id))
     except StoreError as error:
         _LOG.debug("job %s: not read: %s", job.job_id, error.message)
         return

@@ -9,7 +9,10 @@ from flyball_server.jobs.conditions.changes import ProfiledConditions, changed_c
 from flyball_server.jobs.errors import InvalidFieldError
 from flyball_server.jobs.findings.noting import note_findings
 from flyball_server.jobs.job_state import JobInput
-from flyball_server.jobs.registry.inspection import JobSummary, require_job, summarise
+from flyball_server.jobs.registry.inspection import (
+    JobSummary,
+    summarise,
+)
 from flyball_server.jobs.registry.spec_checks import check_spec
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.sql.job_writer import JobWriter
@@ -26,7 +29,7 @@ def put_profile(services: JobServices, job_id: str, profile: StageProfile) -> Jo
         InvalidFieldError: the profile has another number of stages.
     """
     with services.store.writing(job_id) as writer:
-        job = require_job(writer, job_id)
+        job = writer.require_job(job_id)
         if profile.num_stages != job.spec.num_stages:
             raise InvalidFieldError(
                 "profile",
@@ -62,7 +65,7 @@ def change_target(services: JobServices, job_id: str, change: TargetChange) -> J
         InvalidFieldError: a name is unknown.
     """
     with services.store.writing(job_id) as writer:
-        job = require_job(writer, job_id)
+        job = writer.require_job(job_id)
         given = {name: value for name, value in vars(change).items() if value is not None}
         spec = replace(job.spec, **given)
         if spec != job.spec:

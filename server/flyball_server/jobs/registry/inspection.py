@@ -12,8 +12,6 @@ from flyball_server.jobs.conditions.changes import (
 )
 from flyball_server.jobs.errors import (
     MissingProfileError,
-    UnknownJobError,
-    UnknownPlanError,
     UnknownRankError,
 )
 from flyball_server.jobs.job_state import OVER
@@ -69,7 +67,7 @@ def get_job(services: JobServices, job_id: str) -> JobSummary:
         UnknownJobError: the job does not exist.
     """
     with services.store.reading() as reader:
-        return summarise(reader, require_job(reader, job_id))
+        return summarise(reader, reader.require_job(job_id))
 
 
 def list_jobs(services: JobServices) -> tuple[JobSummary, ...]:
@@ -85,7 +83,7 @@ def list_plans(services: JobServices, job_id: str) -> tuple[PlanRecord, ...]:
         UnknownJobError: the job does not exist.
     """
     with services.store.reading() as reader:
-        require_job(reader, job_id)
+        reader.require_job(job_id)
         return reader.list_plans(job_id)
 
 
@@ -97,8 +95,8 @@ def get_plan(services: JobServices, job_id: str, version: int) -> PlanRecord:
         UnknownPlanError: the version does not exist.
     """
     with services.store.reading() as reader:
-        require_job(reader, job_id)
-        return require_plan(reader, job_id, version)
+        reader.require_job(job_id)
+        return reader.require_plan(job_id, version)
 
 
 def get_profiling(services: JobServices, job_id: str) -> ProfilingStatus:
@@ -108,7 +106,7 @@ def get_profiling(services: JobServices, job_id: str) -> ProfilingStatus:
         UnknownJobError: the job does not exist.
     """
     with services.store.reading() as reader:
-        return profiling_status(reader, require_job(reader, job_id))
+        return profiling_status(reader, reader.require_job(job_id))
 
 
 def profiling_status(reader: JobReader, job: JobRecord) -> ProfilingStatus:
@@ -134,7 +132,7 @@ def get_profile(services: JobServices, job_id: str) -> StageProfile:
         MissingProfileError: the job has no profile yet.
     """
     with services.store.reading() as reader:
-        require_job(reader, job_id)
+        reader.require_job(job_id)
         profile = reader.find_profile(job_id)
     if profile is None:
         raise MissingProfileError(job_id=job_id)
@@ -217,36 +215,6 @@ def newest_version(versions: tuple[PlanVersion, ...]) -> int | None:
     return max((entry.version for entry in versions), default=None)
 
 
-def newest_plan(reader: JobReader, job_id: str) -> PlanRecord | None:
-    """Return the newest version of a job's plan; None: no version."""
-    version = newest_version(reader.list_versions(job_id))
-    return None if version is None else require_plan(reader, job_id, version)
-
-
-def require_job(reader: JobReader, job_id: str) -> JobRecord:
-    """Return the job.
-
-    Raises:
-        UnknownJobError: the job does not exist.
-    """
-    job = reader.find_job(job_id)
-    if job is None:
-        raise UnknownJobError(job_id=job_id)
-    return job
-
-
-def require_plan(reader: JobReader, job_id: str, version: int) -> PlanRecord:
-    """Return the version of a job's plan.
-
-    Raises:
-        UnknownPlanError: the version does not exist.
-    """
-    plan = reader.find_plan(job_id, version)
-    if plan is None:
-        raise UnknownPlanError(job_id=job_id, version=version)
-    return plan
-
-
 def require_rank(reader: JobReader, job_id: str, rank: int) -> RankRecord:
     """Return the rank of a job.
 
@@ -254,7 +222,7 @@ def require_rank(reader: JobReader, job_id: str, rank: int) -> RankRecord:
         UnknownJobError: the job does not exist.
         UnknownRankError: the rank does not exist in the job.
     """
-    require_job(reader, job_id)
+    reader.require_job(job_id)
     record = find_rank(reader, job_id, rank)
     if record is None:
         raise UnknownRankError(job_id=job_id, rank=rank)

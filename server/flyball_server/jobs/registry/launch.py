@@ -26,7 +26,7 @@ class Launch:
     host: str | None = None
 
     def is_another_of(self, job: JobRecord) -> bool:
-        """Return whether it is another start than the one that the job is registered for."""
+        """Return whether it is another start than that which the job is registered for."""
         return self.start_id is not None and self.start_id != job.start
 
     def is_restart_of(self, job: JobRecord) -> bool:
@@ -51,7 +51,7 @@ def check_start(job: JobRecord, start_id: str | None) -> None:
     """Refuse a rank that does not name the start that its job is registered for.
 
     Raises:
-        OtherStartError: the job has a start, and it is another one.
+        OtherStartError: the job has another start.
     """
     if job.start not in (None, start_id):
         raise OtherStartError(job_id=job.job_id)

@@ -28,7 +28,6 @@ from flyball_server.jobs.registry.inspection import (
     JobSummary,
     find_rank,
     newest_version,
-    require_job,
     summarise,
 )
 from flyball_server.jobs.registry.launch import Launch, check_start, check_start_id
@@ -89,11 +88,11 @@ def new_run(services: JobServices, writer: JobWriter, job: JobRecord, wanted: Jo
     if timetable is not None:
         writer.save_loop_state(JobLoopState(job_id=job.job_id, timetable=timetable))
     if profile is not None and profile.num_stages == begun.spec.num_stages:
-        for one in (*earlier, profile):  # the last is the one that counts
-            if one.num_stages == profile.num_stages:
-                writer.save_profile(job.job_id, one)
+        for measured in (*earlier, profile):  # the last counts
+            if measured.num_stages == profile.num_stages:
+                writer.save_profile(job.job_id, measured)
         writer.save_job(begun.with_change(JobInput.PROFILE))
-    _LOG.info("job %s: a new run begins; the one before is kept as %s", job.job_id, kept_as)
+    _LOG.info("job %s: a new run begins; the run before is kept as %s", job.job_id, kept_as)
 
 
 def _keep(writer: JobWriter, job: JobRecord) -> str:
@@ -106,7 +105,7 @@ def _keep(writer: JobWriter, job: JobRecord) -> str:
     kept_as = f"{stem}{numbers[-1] + 1 if numbers else 1}"
     writer.rename_job(job.job_id, kept_as)
     writer.save_ranks(rank.evolve(has_left=True) for rank in writer.list_ranks(kept_as))
-    kept = require_job(writer, kept_as)
+    kept = writer.require_job(kept_as)
     if kept.state not in OVER:
         writer.save_job(kept.moved(JobState.ENDED, problem=kept.problem))
     return kept_as
@@ -121,7 +120,7 @@ def delete_job(services: JobServices, job_id: str) -> None:
     """
     now = services.now()
     with services.store.writing(job_id) as writer:
-        job = require_job(writer, job_id)
+        job = writer.require_job(job_id)
         if job.state not in OVER and not all(
             is_gone(rank, now, services.life) for rank in writer.list_ranks(job_id)
         ):
@@ -139,11 +138,11 @@ def register_job(
 ) -> tuple[JobSummary, bool]:
     """Register a job; the same again changes nothing. The reconcile loop plans it.
 
-    Another start of the training begins once no rank of the one before is left, which its launcher
-    may say. A job without any plan yet may be registered again with other values, and so may one
-    that is waiting for an uploaded profile after its online profiling was refused. If all ranks of
-    a job are gone, other values start a new run under its name, and the old one is kept under
-    another.
+    Another start of the training begins once no rank of the start before is left, which its
+    launcher may say. A job without any plan yet may be registered again with other values, and so
+    may one that is waiting for an uploaded profile after its online profiling was refused. If all
+    ranks of a job are gone, other values start a new run under its name, and the old run is kept
+    under another.
 
     Returns:
         The job, and true if it is new.
@@ -188,13 +187,13 @@ def _register_job(
         loop_state = writer.find_loop_state(job_id)
         if loop_state.refused is not None:
             writer.save_loop_state(loop_state.evolve(refused=None))
-        return summarise(writer, require_job(writer, job_id)), is_new
+        return summarise(writer, writer.require_job(job_id)), is_new
 
 
 def _end_start_before(
     services: JobServices, writer: JobWriter, job: JobRecord, launch: Launch
 ) -> None:
-    """Mark the ranks of other starts as left; those of the new one may have other places.
+    """Mark the ranks of other starts as left; those of the new start may have other places.
 
     Raises:
         JobHeldError: some are present.
@@ -350,7 +349,7 @@ def leave_rank(services: JobServices, job_id: str, rank: int, start_id: str | No
         OtherStartError: another start of the job has begun.
     """
     with services.store.writing(job_id) as writer:
-        check_start_id(require_job(writer, job_id), start_id)
+        check_start_id(writer.require_job(job_id), start_id)
         known = find_rank(writer, job_id, rank)
         if known is None or known.has_left:
             return
@@ -385,7 +384,7 @@ def _check_place(rank: RankRecord, spec: JobSpec) -> None:
         )
     if rank.stage >= spec.num_stages:
         raise InvalidFieldError("stage", f"must be 0 to {spec.num_stages - 1}, not {rank.stage}")
-    # Each stage has at least one rank, and the others may all belong to this one.
+    # Each stage has at least one rank, and the others may all belong to this stage.
     most_of_stage = spec.num_expected_ranks - spec.num_stages
     for field in LAYOUT_FIELDS:
         check_count(field, getattr(rank, field), most=most_of_stage)
@@ -449,10 +448,10 @@ def _register_shape(writer: JobWriter, job: JobRecord, spec: JobSpec) -> None:
     _LOG.info("job %s: %s", job.job_id, change)
 
 
-def _differing(one: JobSpec, other: JobSpec) -> Iterator[str]:
+def _differing(spec: JobSpec, other: JobSpec) -> Iterator[str]:
     """Yield the fields in which two specifications differ."""
-    for field in fields(one):
-        if getattr(one, field.name) != getattr(other, field.name):
+    for field in fields(spec):
+        if getattr(spec, field.name) != getattr(other, field.name):
             yield field.name
 
 

@@ -18,7 +18,6 @@ from flyball_server.jobs.loop_state import Comparison, JobLoopState
 from flyball_server.jobs.measurements.step_fold import StepFold
 from flyball_server.jobs.measurements.step_reading import read_fold, step_kinds
 from flyball_server.jobs.records import JobRecord, NewestVersion
-from flyball_server.jobs.registry.inspection import newest_plan, require_job
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_wire.closed_loop import ComparisonState, ComparisonStatus
@@ -47,8 +46,8 @@ def start_comparison(services: JobServices, job_id: str, num_pairs: int) -> Comp
     """
     asked = Comparison(num_pairs=num_pairs)
     with services.store.writing(job_id) as writer:
-        job = require_job(writer, job_id)
-        newest = newest_plan(writer, job_id)
+        job = writer.require_job(job_id)
+        newest = writer.newest_plan(job_id)
         if job.state in OVER:
             raise JobIsOverError(job_id=job_id, state=job.state)
         if newest is None or newest.plan.is_probe:
@@ -76,7 +75,7 @@ def get_comparison(services: JobServices, job_id: str) -> ComparisonStatus:
         UnknownJobError: the job does not exist.
     """
     with services.store.reading() as reader:
-        job = require_job(reader, job_id)
+        job = reader.require_job(job_id)
         return progress_of(reader.find_loop_state(job_id).comparison, read_fold(reader, job))
 
 
@@ -152,7 +151,7 @@ class ComparisonReconciler:
     def __call__(self, services: JobServices, job_id: str) -> None:
         """Store how the comparison goes on."""
         with services.store.reading() as reader:
-            job = require_job(reader, job_id)
+            job = reader.require_job(job_id)
             before = reader.find_loop_state(job_id).open_comparison
             newest = reader.newest_version(job_id)
             if job.state in OVER or before is None or before.version is None or newest is None:

@@ -149,7 +149,7 @@ def default_clocks_deviation(
     """Return what steps at default clocks did to a job's sums; nothing where there are none."""
     if not num_steps:
         return ()
-    energy = "" if energy_j is None else f", {energy_j:.0f} J"
+    energy = "" if energy_j is None else f", {energy_j / 1e3:.1f} kJ"
     return (
         Deviation(
             kind=DeviationKind.DEFAULT_CLOCKS,

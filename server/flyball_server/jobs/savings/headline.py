@@ -210,7 +210,7 @@ def caveats_of(
     if changed:
         ranks = ranks_text(sorted({change.rank for change in changed}))
         step = min(change.after_step for change in changed)
-        caveats.append(f"The baseline ran on other GPUs: {ranks} got a new one after step {step}.")
+        caveats.append(f"The baseline ran on other GPUs: {ranks} got a new GPU after step {step}.")
     return (*caveats, *scope_caveats(on_plan, baseline, gpu_changes))
 
 

@@ -93,9 +93,9 @@ def ratio_of(a: MeanEstimate, b: MeanEstimate) -> Estimate | None:
     if a.variance is None or b.variance is None:
         return Estimate(mean=ratio, low=None, high=None, num_steps=num_steps)
     variances = [
-        (each.variance / each.mean**2, each.degrees_of_freedom)
-        for each in (a, b)
-        if each.variance is not None
+        (side.variance / side.mean**2, side.degrees_of_freedom)
+        for side in (a, b)
+        if side.variance is not None
     ]
     variance = math.fsum(each for each, _ in variances)
     factor = math.exp(quantile_of_t(_degrees_of_freedom(variances)) * math.sqrt(variance))

@@ -152,9 +152,9 @@ def _baselines(fold: StepFold, version: int) -> list[_Baseline]:
         baselines.insert(0, _Baseline(steps=at_default, is_at_default_clocks=True))
     model = fold.versions[version].on_plan.work_model
     measured = [
-        each
-        for each in baselines
-        if each.steps.at_baseline.num_steps and each.steps.at_baseline.work_model == model
+        baseline
+        for baseline in baselines
+        if baseline.steps.at_baseline.num_steps and baseline.steps.at_baseline.work_model == model
     ]
     enough = [each for each in measured if each.steps.at_baseline.num_steps >= MIN_BASELINE_STEPS]
     return enough or measured
@@ -287,7 +287,9 @@ def _total(versions: tuple[MeasuredSavings, ...]) -> Estimate | None:
 
 
 def _saved_of_j(versions: tuple[MeasuredSavings, ...]) -> float | None:
-    counted = [(saved, each.energy_j, each.num_steps) for saved, each in _counted(versions)]
+    counted = [
+        (saved, version.energy_j, version.num_steps) for saved, version in _counted(versions)
+    ]
     if not counted:
         return None
     return sum(
@@ -301,6 +303,6 @@ def _counted(
     versions: tuple[MeasuredSavings, ...],
 ) -> list[tuple[Estimate, MeasuredSavings]]:
     """Return the savings with an interval, or all if none has one."""
-    saved = [(each.saved_j, each) for each in versions if each.saved_j is not None]
-    sure = [(estimate, each) for estimate, each in saved if estimate.low is not None]
+    saved = [(version.saved_j, version) for version in versions if version.saved_j is not None]
+    sure = [(estimate, version) for estimate, version in saved if estimate.low is not None]
     return sure or saved

@@ -15,11 +15,7 @@ from flyball_server.jobs.errors import (
     UnknownPlanError,
 )
 from flyball_server.jobs.records import PlanRecord
-from flyball_server.jobs.registry.inspection import (
-    newest_version,
-    require_job,
-    require_plan,
-)
+from flyball_server.jobs.registry.inspection import newest_version
 from flyball_server.jobs.registry.rank_batch import RankBatch
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.sql.job_reader import JobReader
@@ -105,7 +101,7 @@ def list_versions(services: JobServices, job_id: str) -> tuple[PlanVersion, ...]
         UnknownJobError: the job does not exist.
     """
     with services.store.reading() as reader:
-        require_job(reader, job_id)
+        reader.require_job(job_id)
         return reader.list_versions(job_id)
 
 
@@ -135,10 +131,12 @@ def acknowledge_together(
     """
     with services.store.writing(job_id) as writer:
         versions = writer.list_versions(job_id)
-        ranks = RankBatch(writer, job_id, (one.rank for one in held))
-        outcomes = [_note_held(ranks, job_id, one, versions) for one in held]
+        ranks = RankBatch(writer, job_id, (start.rank for start in held))
+        outcomes = [_note_held(ranks, job_id, start, versions) for start in held]
         ranks.save(writer)
-        noted = {one.version for one, error in zip(held, outcomes, strict=True) if error is None}
+        noted = {
+            start.version for start, error in zip(held, outcomes, strict=True) if error is None
+        }
         settled = [v for v in sorted(noted) if _settle(services, writer, job_id, v)]
         if settled:
             versions = writer.list_versions(job_id)
@@ -146,8 +144,8 @@ def acknowledge_together(
         services.notify_pollers(job_id)
         services.enqueue_reconcile(job_id)
     return tuple(
-        version_of(versions, job_id, one.version) if error is None else error
-        for one, error in zip(held, outcomes, strict=True)
+        version_of(versions, job_id, start.version) if error is None else error
+        for start, error in zip(held, outcomes, strict=True)
     )
 
 
@@ -190,7 +188,7 @@ def _settle(services: JobServices, writer: JobWriter, job_id: str, version: int)
         return False
     versions = writer.list_versions(job_id)
     found = version_of(versions, job_id, version)
-    plan = require_plan(writer, job_id, version)
+    plan = writer.require_plan(job_id, version)
     first_step = _earliest_first_step(writer, plan)
     if found.first_step is None:
         if _is_overtaken(version, versions):
@@ -208,7 +206,7 @@ def _settle(services: JobServices, writer: JobWriter, job_id: str, version: int)
 
 def _is_held_by_all(reader: JobReader, job_id: str, version: int) -> bool:
     """Return whether just this version was the last that each rank acknowledged."""
-    num_ranks = require_job(reader, job_id).spec.num_expected_ranks
+    num_ranks = reader.require_job(job_id).spec.num_expected_ranks
     return reader.count_ranks_holding(job_id, version) == num_ranks
 
 

@@ -91,7 +91,7 @@ def answer(
     """Return whether the job is planned from its current inputs, or the failure.
 
     A failure is reported to the caller of the input that was changed last, not to a rank that
-    repeats an older one.
+    repeats an older version.
 
     Args:
         services: services of the use cases.

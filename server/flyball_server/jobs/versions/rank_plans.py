@@ -37,7 +37,7 @@ from flyball_server.jobs.measurements.announced_work import (
 )
 from flyball_server.jobs.measurements.timed_steps import is_timed, num_timed_steps
 from flyball_server.jobs.records import JobRecord, PlanRecord, RankRecord, identity_of
-from flyball_server.jobs.registry.inspection import newest_version, require_plan
+from flyball_server.jobs.registry.inspection import newest_version
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.kit.lru import Lru
@@ -260,9 +260,9 @@ def _at_highest(
 ) -> tuple[PlannedInstruction, ...]:
     """Return the instructions at their highest clocks."""
     return tuple(
-        each._replace(frequency_mhz=points[0].frequency_mhz) if points else each
-        for each in instructions
-        for points in [_points(profile, stage, each)]
+        instruction._replace(frequency_mhz=points[0].frequency_mhz) if points else instruction
+        for instruction in instructions
+        for points in [_points(profile, stage, instruction)]
     )
 
 
@@ -370,7 +370,7 @@ class RankPlans:
             return known
         version = _Version(
             identity=identity,
-            plan=require_plan(reader, job.job_id, newest.version),
+            plan=reader.require_plan(job.job_id, newest.version),
             profile=reader.find_profile(job.job_id),
             planned_inputs=planned_inputs,
         )

@@ -16,8 +16,6 @@ from flyball_server.jobs.records import JobRecord, PlanRecord, RankRecord
 from flyball_server.jobs.registry.inspection import (
     JobSummary,
     newest_version,
-    require_job,
-    require_plan,
     require_rank,
 )
 from flyball_server.jobs.registry.rank_batch import RankBatch
@@ -103,13 +101,13 @@ def hold_common_version(
         UnplannedJobError: planning has failed.
     """
     with services.store.reading() as reader:
-        if _version(services, reader, require_job(reader, job_id)) is None:
+        if _version(services, reader, reader.require_job(job_id)) is None:
             batch = RankBatch(reader, job_id, ranks)
             return tuple(_part(batch, None, rank) for rank in ranks)
     with services.store.writing(job_id) as writer:
-        job = require_job(writer, job_id)
+        job = writer.require_job(job_id)
         version = _version(services, writer, job)
-        plan = None if version is None else require_plan(writer, job_id, version)
+        plan = None if version is None else writer.require_plan(job_id, version)
         batch = RankBatch(writer, job_id, ranks)
         parts = tuple(_part(batch, plan, rank) for rank in ranks)
         batch.save(writer)

@@ -48,7 +48,7 @@ FUNCTION = 1
 
 
 def is_of_newer_function(digest: str) -> bool:
-    """Return whether a digest was made by a newer function than this one."""
+    """Return whether a digest was made by a newer function than this."""
     return int(digest.partition("-")[0]) > FUNCTION
 
 
@@ -220,7 +220,7 @@ def is_raised_by_waits(spec: JobSpec, inputs: PlanningInputs) -> bool:
     """
     slowdowns = [slowed.slowdown for slowed in inputs.rank_slowdowns]
     slowdowns += [slowed.slowdown for slowed in inputs.stage_slowdowns]
-    is_as_profiled = inputs.changed is None and all(each == 1 for each in slowdowns)
+    is_as_profiled = inputs.changed is None and all(slowdown == 1 for slowdown in slowdowns)
     return spec.adaptation == Adaptation.RECONFIGURE and is_as_profiled
 
 
@@ -379,5 +379,5 @@ def _canonical(value: object) -> Any:  # noqa: ANN401 - JSON
         defaults = {field.name: field.default for field in fields(value)}
         return {name: _canonical(each) for name, each in found.items() if each != defaults[name]}
     if isinstance(value, Sequence):
-        return [_canonical(each) for each in cast("Sequence[object]", value)]
+        return [_canonical(member) for member in cast("Sequence[object]", value)]
     raise TypeError(f"{type(value).__name__} has no canonical form")

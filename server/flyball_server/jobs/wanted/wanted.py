@@ -37,7 +37,7 @@ class Wanted:
     inputs: PlanningInputs = field(default_factory=PlanningInputs)
     #: Request of the plan; None: there is no profile, or `problem` says why there is none.
     plan: PlanToSolve | None = None
-    #: True if the nearest target is planned for where this one cannot be met.
+    #: True if the nearest target is planned for where this target cannot be met.
     may_miss: bool = False
     #: Field and message of a request that cannot be made from these facts.
     problem: tuple[str, str] | None = None
@@ -109,11 +109,11 @@ def planning_inputs(findings: JobLoopState, now: datetime) -> PlanningInputs:
 def slowdowns_at(findings: JobLoopState, unix_s: float) -> tuple[RankSlowdown, ...]:
     """Return the slowdowns to plan with at a time: the larger of announced and detected."""
     slowdowns = {slowed.rank: slowed for slowed in findings.detected}
-    for one in findings.stragglers:
-        known = slowdowns.get(one.rank)
-        if one.holds_at(unix_s) and (known is None or known.slowdown < one.slowdown):
-            slowdowns[one.rank] = RankSlowdown(
-                rank=one.rank, slowdown=one.slowdown, since_unix_s=one.from_unix_s
+    for straggler in findings.stragglers:
+        known = slowdowns.get(straggler.rank)
+        if straggler.holds_at(unix_s) and (known is None or known.slowdown < straggler.slowdown):
+            slowdowns[straggler.rank] = RankSlowdown(
+                rank=straggler.rank, slowdown=straggler.slowdown, since_unix_s=straggler.from_unix_s
             )
     return tuple(slowdowns[rank] for rank in sorted(slowdowns))
 
@@ -156,8 +156,8 @@ def _changes_in_s(findings: JobLoopState, now: datetime) -> float | None:
     now_unix_s = now.timestamp()
     times_s = [
         unix_s - now_unix_s
-        for one in findings.stragglers
-        for unix_s in (one.from_unix_s, one.until_unix_s)
+        for straggler in findings.stragglers
+        for unix_s in (straggler.from_unix_s, straggler.until_unix_s)
         if unix_s is not None and unix_s > now_unix_s
     ]
     if findings.timetable is not None:
@@ -213,7 +213,7 @@ def standing(
         now_unix_s: current time, Unix time in s.
     """
     digest, ran = target.digest, None if newest is None else newest.digest
-    done = [ran or "", *(one.digest for one in findings.attempts[-1:])]
+    done = [ran or "", *(attempt.digest for attempt in findings.attempts[-1:])]
     if digest is None or any(map(is_of_newer_function, filter(None, done))):
         return Standing(is_idle=True)
     if target.problem is not None:

@@ -339,7 +339,8 @@ def _request(row: _RequestRow, stages: PlannedStages, where: str) -> PlannedRequ
     stage, position, after_position, _, offset_s = row
     if stage >= len(stages) or not after_position < position <= len(stages[stage]):
         raise PlanningError(
-            "must name a stage of the plan and a position of it, after an earlier one", field=where
+            "must name a stage of the plan and a position of it, after an earlier position",
+            field=where,
         )
     if len({item.frequency_mhz for item in stages[stage][after_position:position]}) > 1:
         raise PlanningError("the clock changes between the two positions", field=where)

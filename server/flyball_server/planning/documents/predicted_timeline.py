@@ -6,7 +6,6 @@ import itertools
 import math
 from collections.abc import Iterator
 
-from flyball_pipeline.dag import nodes_in_order
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.planning.documents.recorded_plan import models_of_plan
 from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
@@ -40,7 +39,7 @@ def critical_places(timeline: SimulatedPlan) -> tuple[tuple[int, int], ...]:
     first_row = 0
     for model, simulation in zip(timeline.models, timeline.simulation.pipelines, strict=True):
         of_node: dict[int, list[tuple[int, int]]] = {}
-        for row, nodes in enumerate(nodes_in_order(model.schedule, model.dag), first_row):
+        for row, nodes in enumerate(model.dag.nodes_of(model.schedule), first_row):
             for position, node in enumerate(nodes):
                 of_node.setdefault(node, []).append((row, position))
         own = [place for node in simulation.critical_path for place in of_node[node]]
@@ -59,7 +58,7 @@ def _rows(
     """Each stage's row; where the pipeline never flushes, instructions run one after the other."""
     schedule = model.schedule
     num_runs = schedule.num_microbatches if schedule.is_periodic else 1  # of a node
-    for stage, nodes in enumerate(nodes_in_order(schedule, model.dag)):
+    for stage, nodes in enumerate(model.dag.nodes_of(schedule)):
         kinds, microbatches, chunks = zip(*schedule.stages[stage], strict=True)
         in_whole = [first_node + node for node in nodes]
         durations_s = [whole.busy_s[node] / num_runs for node in in_whole]
@@ -117,7 +116,7 @@ def job_timeline(profile: StageProfile, plan: Plan) -> tuple[SimulatedPlan, bool
         plan: plan of the job.
 
     Returns:
-        It, and whether it is as the plan was made; if not, the profile was another one.
+        It, and whether it is as the plan was made; if not, the profile was another.
 
     Raises:
         PlanningError: the plan does not fit the profile.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from flyball_pipeline.dag import NONE, nodes_in_order
+from flyball_pipeline.dag import NONE
 from flyball_pipeline.errors import PipelineError
 from flyball_profiles.stage_profile import OperatingPoint, StageProfile
 from flyball_server.planning.data_parallel import blocking_power_by_pipeline
@@ -119,7 +119,7 @@ def _model_of_clocks(
     if part.requests:
         model = model.with_requests(_requests_of(model, part.requests))
     assignment = [NONE] * model.dag.num_nodes
-    nodes = nodes_in_order(order, model.dag)
+    nodes = model.dag.nodes_of(order)
     for stage, items in enumerate(part.stages):
         for item, node in zip(items, nodes[stage], strict=True):
             choice = _index_of(model.points[node], item.frequency_mhz, model, node)

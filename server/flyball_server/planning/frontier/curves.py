@@ -1,7 +1,7 @@
 """The two shapes of an instruction's measured points that the optimisation works with.
 
 With c = E - r P t (J), what a point costs beyond waiting for as long: the staircase of points
-that no other one beats in both time and cost, and the lower convex hull of it, which any mix of
+that no other point beats in both time and cost, and the lower convex hull of it, which any mix of
 clocks stays above (Perseus, Chung et al., SOSP 2024, section 4, with the hull in place of a fit).
 """
 

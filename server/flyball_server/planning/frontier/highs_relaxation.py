@@ -36,7 +36,7 @@ class HighsRelaxation:
         gains_w = np.abs(network.slope_w[network.slope_w < 0])
         self._unit_w = float(np.sort(gains_w)[len(gains_w) // 2]) if len(gains_w) else 1.0
         self._highs = QuietHighs()
-        # Each solve begins with the last one's basis; steepest-edge weights are not worth keeping.
+        # Each solve begins with the last solve's basis; steepest-edge weights are not kept.
         for option, value in (("threads", 1), ("presolve", "off"), (_EDGE_WEIGHTS, _DEVEX)):
             self._highs.setOptionValue(option, value)
         self._highs.passModel(_program(network, self._unit_s, self._unit_w))

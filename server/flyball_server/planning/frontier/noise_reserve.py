@@ -98,7 +98,9 @@ def _squares(model: PipelineModel) -> FloatArray:
     """Return each node's mean square of jitter and of time error as shares; (2, num_nodes)."""
     tables, table_of_node = model.groups
     of_tables = [
-        np.square([(one.jitter, one.time_error_s / one.time_s) for one in points]).mean(axis=0)
+        np.square([(point.jitter, point.time_error_s / point.time_s) for point in points]).mean(
+            axis=0
+        )
         for _, points in tables
     ]
     squares: FloatArray = np.array(of_tables)[list(table_of_node)].T
@@ -114,7 +116,7 @@ def mean_time_s(model: PipelineModel, durations_s: FloatArray, noise: FloatArray
         noise: standard deviation of each node's time, as a share of it; shape (num_nodes,).
     """
     dag, own_variance = model.dag, (noise * durations_s) ** 2
-    mean_s = np.full(dag.num_nodes + 1, dag.tail_s)  # the last one stands for NONE
+    mean_s = np.full(dag.num_nodes + 1, dag.tail_s)  # the last value stands for NONE
     variance = np.zeros(dag.num_nodes + 1)
     for nodes, before, source in dag.levels:
         spread = np.where(before == source, 0.0, variance[before] + variance[source])

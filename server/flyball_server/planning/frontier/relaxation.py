@@ -142,8 +142,11 @@ def mixed_optimum(left: RelaxedOptimum, right: RelaxedOptimum, deadline_s: float
     event_time_s = (1 - share) * left.event_time_s + share * right.event_time_s
     event_time_s[DEADLINE] = deadline_s
     bound_j, slope_w = max(
-        (one.lower_bound_j + one.bound_slope_w * (deadline_s - one.deadline_s), one.bound_slope_w)
-        for one in (left, right)
+        (
+            relaxed.lower_bound_j + relaxed.bound_slope_w * (deadline_s - relaxed.deadline_s),
+            relaxed.bound_slope_w,
+        )
+        for relaxed in (left, right)
     )
     return RelaxedOptimum(
         deadline_s=deadline_s,

@@ -12,7 +12,7 @@ from flyball_server.planning.model.pipeline_model import PipelineModel
 
 # Levels to which shares are rounded down, so that instructions go on sharing tables of points.
 _NUM_LEVELS = 16
-# Each round gives out what the one before has left.
+# Each round gives out what the round before has left.
 _ROUNDS = 6
 
 

@@ -67,7 +67,7 @@ class RoundedPlans:
         return RoundedPlans(event_s=self.event_s[plans], cost_j=self.cost_j[plans])
 
     def or_better(self, others: RoundedPlans) -> RoundedPlans:
-        """Return each plan, or the other one in its place that costs less."""
+        """Return each plan, or the other plan in its place that costs less."""
         is_better = others.cost_j < self.cost_j
         return RoundedPlans(
             event_s=np.where(is_better[:, None], others.event_s, self.event_s),
@@ -91,8 +91,8 @@ class Rounding:
     def __init__(self, dag: ArrayDag, curves: ModelCurves, network: EventNetwork) -> None:
         self._dag = dag
         staircases = [curve.staircase for curve in curves.curves]
-        self._choices = np.array([point.choice for one in staircases for point in one])
-        slowest_s = np.array([one[-1].time_s for one in staircases])[curves.curve_array]
+        self._choices = np.array([point.choice for staircase in staircases for point in staircase])
+        slowest_s = np.array([staircase[-1].time_s for staircase in staircases])[curves.curve_array]
         self.slowest_time_s = float(earliest_finishes_s(dag, slowest_s[:, None]).max())
         self._events = EventTimes(dag, network, curves)
         tolerance_s = WINDOW_TOLERANCE * self.slowest_time_s

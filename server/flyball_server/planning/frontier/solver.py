@@ -243,7 +243,7 @@ class DeadlineSolver:
     def plans(self, optima: Sequence[RelaxedOptimum], num_steps: int) -> list[DeadlinePlan]:
         """Deployable plans for rising deadlines, which are annealed at once.
 
-        A plan that the one before, stretched to its deadline, is better than, goes on from that.
+        A plan that the plan before, stretched to its deadline, is better than, goes on from that.
         Of a tiny pipeline each is the best of all plans.
 
         Args:
@@ -254,7 +254,7 @@ class DeadlineSolver:
             return []
         rounding = self._rounding
         best = [rounding.best(relaxed.deadline_s) for relaxed in optima]
-        tried = [one for one in best if one is not None]
+        tried = [assignment for assignment in best if assignment is not None]
         if tried:
             return self._deployable(optima, np.array(tried))
         deadlines_s = np.array([relaxed.deadline_s for relaxed in optima])

@@ -176,7 +176,7 @@ class _PowerSearch:
             first = _first_found(tried, last)
             if first is not None:
                 found.append(first)
-        return min(found, key=lambda one: time_and_energy(self._model, one)[0])
+        return min(found, key=lambda assignment: time_and_energy(self._model, assignment)[0])
 
     def annealed(self, least: Assignment, baseline_time_s: float) -> Assignment:
         """Return the fastest plan found by annealing the clocks, from a plan within the budget."""
@@ -192,10 +192,10 @@ class _PowerSearch:
         for seed in range(SEED, SEED + CLOCK_ATTEMPTS):
             cancellation_point()
             found.append(_annealed_clocks(least, self._tables, score_of, random.Random(seed)))
-        within = [one for one in found if self.is_within(one)]
+        within = [assignment for assignment in found if self.is_within(assignment)]
 
-        def rank(one: Assignment) -> tuple[float, float]:
-            time_s, energy_j = time_and_energy(self._model, one)
+        def rank(assignment: Assignment) -> tuple[float, float]:
+            time_s, energy_j = time_and_energy(self._model, assignment)
             return max(time_s, baseline_time_s), energy_j
 
         return min(within, key=rank)
@@ -366,8 +366,10 @@ def _annealed_clocks(
     times_s: list[list[float]] = tables.times_s.tolist()
     costs_j: list[list[float]] = tables.costs_j.tolist()
     choices = best = start
-    durations_s = [times_s[group][one] for group, one in zip(group_of_node, start, strict=True)]
-    cost_j = sum(costs_j[group][one] for group, one in zip(group_of_node, start, strict=True))
+    durations_s = [
+        times_s[group][choice] for group, choice in zip(group_of_node, start, strict=True)
+    ]
+    cost_j = sum(costs_j[group][choice] for group, choice in zip(group_of_node, start, strict=True))
     score_s, _ = score_of(durations_s, cost_j)
     best_s = score_s
     temperature_s, cooling = HOT * score_s, (COLD / HOT) ** (1 / CLOCK_MOVES)

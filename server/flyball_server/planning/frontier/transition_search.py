@@ -338,12 +338,12 @@ class TransitionSearch:
         """Return the plan with the first change, with the first two, ...; none overlap."""
         sets: list[IndexArray] = []
         is_changed = np.zeros(self._num_nodes, dtype=np.bool_)
-        for one in changed:
-            differs = one != choices
+        for assignment in changed:
+            differs = assignment != choices
             if (is_changed & differs).any():
                 continue
             is_changed |= differs
-            sets.append(np.where(differs, one, sets[-1] if sets else choices))
+            sets.append(np.where(differs, assignment, sets[-1] if sets else choices))
             if len(sets) * CHANGES_PER_SET >= self._num_changes:
                 break
         return np.array(sets)

@@ -48,7 +48,7 @@ class ArrayDag(DependencyDag):
         Of each its nodes, and for each of these the node before it on its stage, and the one that
         makes its input; NONE where there is none.
         """
-        level = [0] * (self.num_nodes + 1)  # the last one stands for NONE
+        level = [0] * (self.num_nodes + 1)  # the last value stands for NONE
         level[NONE] = -1
         for node in self.topological_order:
             before, source = self.order_predecessor[node], self.data_predecessor[node]
@@ -76,7 +76,7 @@ def forward_pass_of_many(
         finish_of: given some nodes and their earliest starts in s, returns their finishes in s;
             shape (some nodes, num_plans).
     """
-    finish_s = np.full((dag.num_nodes + 1, num_plans), dag.tail_s)  # the last one stands for NONE
+    finish_s = np.full((dag.num_nodes + 1, num_plans), dag.tail_s)  # the last value stands for NONE
     for nodes, before, source in dag.levels:
         input_s = finish_s[source]
         if dag.transfer_s:

@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from flyball_pipeline.dag import nodes_in_order, step_dag
+from flyball_pipeline.dag import step_dag
 from flyball_pipeline.schedule import Schedule
 from flyball_profiles.stage_profile import OperatingPoint
 from flyball_server.planning.model.array_dag import ArrayDag, array_dag
@@ -48,7 +48,7 @@ class ClockedInstructions:
         group: per instruction, an index into the three attributes below.
         clock_of_choice: per group and operating point, its clock.
         times_s, energies_j: per group and clock, time in s and energy in J; of a clock that the
-            profile lacks, those of the next higher one, else of the highest, as `EmulatedGpu`
+            profile lacks, those of the next higher clock, else of the highest, as `EmulatedGpu`
             and policy `constant` have it.
     """
 
@@ -69,7 +69,7 @@ class ClockedInstructions:
 
     @functools.cached_property
     def before(self) -> list[int]:
-        """Per instruction, the one before it on its stage; of the first one the last one."""
+        """Per instruction, that before it on its stage; of the first the last."""
         before = list(self.dag.order_predecessor)
         for first, last in zip(self.first, self.last, strict=True):
             before[first] = last
@@ -109,7 +109,7 @@ def clocked_instructions(
         [_held(of_group, clock_mhz) for clock_mhz in clocks_mhz[stage]]
         for stage, of_group in stage_and_points
     ]
-    nodes = list(itertools.chain.from_iterable(nodes_in_order(schedule, dag)))
+    nodes = list(itertools.chain.from_iterable(dag.nodes_of(schedule)))
     of_step = (
         replace(array_dag(step_dag(schedule)), tail_s=dag.tail_s) if schedule.is_periodic else dag
     )

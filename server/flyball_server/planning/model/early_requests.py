@@ -76,7 +76,7 @@ class EarlyRequestBatch(LateClockSimulator):
 
     Times are those of clocks that change at once, which no
     iteration exceeds; energies are at the median delays, where a higher clock takes effect somewhat
-    before an instruction ends, and a lower one somewhat after the next one begins.
+    before an instruction ends, and a lower clock somewhat after the next begins.
 
     Args:
         model: the pipeline, with the times of its clock changes.
@@ -126,7 +126,7 @@ class EarlyRequestBatch(LateClockSimulator):
     def _windows_s(self, duration_s: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Return begin and end of each instruction, by rows, s."""
         start_s = np.empty_like(duration_s)
-        finish_s = np.zeros((len(duration_s) + 1, duration_s.shape[1]))  # the last one: NONE
+        finish_s = np.zeros((len(duration_s) + 1, duration_s.shape[1]))  # the last value: NONE
         for level in self._rows.levels:
             cancellation_point()
             input_s = finish_s[level.source] + level.transfer_s
@@ -290,7 +290,7 @@ class EarlyRequestBatch(LateClockSimulator):
 
 
 class _TimeRanges:
-    """Shortest and longest time of each instruction at any clock from a higher to a lower one.
+    """Shortest and longest time of each instruction at any clock from a higher to a lower clock.
 
     Args:
         times_s: per group and clock, time in s.
@@ -323,7 +323,7 @@ class _TimeRanges:
 
 
 def _extremes_s(times_s: Sequence[float], extreme: np.ufunc) -> FloatArray:
-    """Return the extreme of the times from one clock to a lower one; above the diagonal only."""
+    """Return the extreme of the times from a clock to a lower clock; above the diagonal only."""
     extremes_s = np.tile(np.array(times_s), (len(times_s), 1))
     for clock in range(len(times_s)):
         extremes_s[clock, clock:] = extreme.accumulate(extremes_s[clock, clock:])

@@ -68,13 +68,17 @@ class InstructionRows:
         self.previous = self.row_of[clocked.before][self.instruction]
         self._node = np.array(clocked.node)[self.instruction]
         group = np.array(clocked.group)[self.instruction]
-        self.times_s: FloatArray = np.concatenate([np.array(one) for one in clocked.times_s])
-        self.energies_j: FloatArray = np.concatenate([np.array(one) for one in clocked.energies_j])
-        self._clock_of_choice = np.concatenate([np.array(one) for one in clocked.clock_of_choice])
+        self.times_s: FloatArray = np.concatenate([np.array(values) for values in clocked.times_s])
+        self.energies_j: FloatArray = np.concatenate(
+            [np.array(values) for values in clocked.energies_j]
+        )
+        self._clock_of_choice = np.concatenate(
+            [np.array(values) for values in clocked.clock_of_choice]
+        )
         self._first_choice = _begins(clocked.clock_of_choice)[group, None]
         self.table = _begins(clocked.times_s)[group, None]
         ends = np.cumsum([len(instructions) for instructions, _, _ in levels])
-        row_or_none = np.append(self.row_of, len(self.row_of))  # the last one stands for NONE
+        row_or_none = np.append(self.row_of, len(self.row_of))  # the last value stands for NONE
         self.levels = [
             Level(
                 rows=slice(int(end) - len(instructions), int(end)),
@@ -107,7 +111,7 @@ class InstructionRows:
     def before(self, num: int) -> IndexArray:
         """Return the rows of the `num` instructions before each one, the farthest first.
 
-        Before a stage's first instruction is its last one; shape (num, num_rows).
+        Before a stage's first instruction is its last; shape (num, num_rows).
         """
         rows = [self.previous]
         while len(rows) < num:

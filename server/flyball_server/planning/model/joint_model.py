@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeVar
 
 from flyball_pipeline.dag import NONE
@@ -12,23 +12,8 @@ from flyball_pipeline.schedule import Schedule, VirtualStages
 from flyball_server.planning.model.array_dag import ArrayDag
 from flyball_server.planning.model.clocked_instructions import ClockRequest
 from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
-from flyball_server.planning.model.simulator import Simulation, iteration_energy_j, simulate
 
 ItemT = TypeVar("ItemT")
-
-
-@dataclass(frozen=True, kw_only=True)
-class JointSimulation:
-    """One iteration of data-parallel pipelines, predicted.
-
-    Attributes:
-        whole: simulation of all pipelines as one model.
-        pipelines: by `dp_rank`; `iteration_time_s`, floats and critical path are the
-            pipeline's own, energy and bubbles count its waiting for the slowest one.
-    """
-
-    whole: Simulation
-    pipelines: tuple[Simulation, ...]
 
 
 def join_pipelines(models: Sequence[PipelineModel]) -> PipelineModel:
@@ -93,40 +78,6 @@ def split_assignment(
     """Each pipeline's part of an assignment of the joint model."""
     nodes = iter(assignment)
     return [list(itertools.islice(nodes, model.dag.num_nodes)) for model in models]
-
-
-def simulate_jointly(
-    models: Sequence[PipelineModel],
-    assignments: Sequence[Assignment],
-    joint: PipelineModel | None = None,
-) -> JointSimulation:
-    """Run one iteration of all pipelines on paper, each with its own assignment.
-
-    Args:
-        models: models of the pipelines.
-        assignments: assignment of each model.
-        joint: `join_pipelines` of these, where it is at hand.
-    """
-    whole = simulate(joint or join_pipelines(models), list(itertools.chain(*assignments)))
-    if len(models) == 1:
-        return JointSimulation(whole=whole, pipelines=(whole,))
-    return JointSimulation(
-        whole=whole,
-        pipelines=tuple(
-            _simulate_until(whole.iteration_time_s, model, assignment)
-            for model, assignment in zip(models, assignments, strict=True)
-        ),
-    )
-
-
-def _simulate_until(end_s: float, model: PipelineModel, assignment: Assignment) -> Simulation:
-    own, tail_s = simulate(model, assignment), model.dag.tail_s
-    return replace(
-        own,
-        energy_j=iteration_energy_j(model, assignment, end_s),
-        bubble_fraction=1
-        - (1 - own.bubble_fraction) * (own.iteration_time_s - tail_s) / (end_s - tail_s),
-    )
 
 
 def _joint_dag(models: Sequence[PipelineModel]) -> ArrayDag:

@@ -141,7 +141,7 @@ class LateClockSimulator:
         Args:
             assignment: per node, an index into its operating points.
             delays_s: as `run` takes them.
-            least_period_s: time from one iteration's begin to the next one's, where that is
+            least_period_s: time from an iteration's begin to the next one's, where that is
                 longer than this pipeline's own, s.
 
         Raises:
@@ -204,7 +204,7 @@ class LateClockSimulator:
         return num
 
     def num_short_dwells(self, choices: IndexArray, run: LateRun, dwell_s: float) -> IndexArray:
-        """Return how many requests of each plan follow the stage's last one too soon.
+        """Return how many requests of each plan follow the stage's last request too soon.
 
         Args:
             choices: the plans.
@@ -241,7 +241,7 @@ class LateClockSimulator:
         return np.zeros((len(choices), len(self._rows.row_of)))
 
     def _is_changed(self, choices: IndexArray) -> NDArray[np.bool_]:
-        """Return True where a clock differs from the one before; shape (num_plans, num)."""
+        """Return True where a clock differs from the clock before; shape (num_plans, num)."""
         rows, clocks = self._rows, self._rows.clocks(choices)
         is_changed: NDArray[np.bool_] = clocks != clocks[rows.previous]
         return is_changed[rows.row_of].T

@@ -38,10 +38,10 @@ class LateWindows:
     next_s: FloatArray
 
     def replaced(self, now: LateWindows, is_late: NDArray[np.bool_]) -> LateWindows:
-        """Return the other iteration of the plans that are late, and this one of the others."""
+        """Return the other iteration of the plans that are late, and this of the others."""
         both: dict[str, FloatArray] = {
-            each.name: np.where(is_late, getattr(now, each.name), getattr(self, each.name))
-            for each in fields(self)
+            field.name: np.where(is_late, getattr(now, field.name), getattr(self, field.name))
+            for field in fields(self)
         }
         return LateWindows(**both)
 
@@ -166,8 +166,8 @@ class LatePasses:
 
         Args:
             now: the iteration.
-            least_period_s: time from its begin to the next one's, where that is longer than the
-                pipeline's own, s.
+            least_period_s: time from its begin to the next iteration's, where that is longer than
+                the pipeline's own, s.
 
         Returns:
             When each stage's next first clock was requested, and the last effect of that and all

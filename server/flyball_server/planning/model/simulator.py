@@ -8,15 +8,16 @@ t and E of an instruction depend on the clocks before it (`late_clocks.py`).
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from flyball_pipeline.dag import NONE
 from flyball_pipeline.paths import earliest_finish_s, latest_finish_s
-from flyball_pipeline.schedule import peak_activations
 from flyball_server.planning.model.array_dag import ArrayDag
+from flyball_server.planning.model.joint_model import join_pipelines
 from flyball_server.planning.model.late_clocks import LateClockSimulator
-from flyball_server.planning.model.pipeline_model import PipelineModel
+from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
 
 # Of the iteration time: sums of the same durations in another order differ by rounding alone.
 RELATIVE_TIME_TOLERANCE = 1e-9
@@ -56,6 +57,20 @@ class Simulation:
     in_force: tuple[tuple[tuple[float, int], ...], ...] = ()
 
 
+@dataclass(frozen=True, kw_only=True)
+class JointSimulation:
+    """One iteration of data-parallel pipelines, predicted.
+
+    Attributes:
+        whole: simulation of all pipelines as one model.
+        pipelines: by `dp_rank`; `iteration_time_s`, floats and critical path are the
+            pipeline's own, energy and bubbles count its waiting for the slowest one.
+    """
+
+    whole: Simulation
+    pipelines: tuple[Simulation, ...]
+
+
 def simulate(model: PipelineModel, assignment: Sequence[int]) -> Simulation:
     """Run one iteration of `assignment` on paper."""
     dag, busy = model.dag, _busy(model, assignment)
@@ -91,8 +106,42 @@ def simulate(model: PipelineModel, assignment: Sequence[int]) -> Simulation:
         energy_j=_energy_j(model, busy, iteration_time_s),
         bubble_fraction=1
         - sum(durations_s) / (model.schedule.num_stages * (iteration_time_s - dag.tail_s)),
-        peak_activations=peak_activations(model.schedule),
+        peak_activations=model.schedule.peak_activations,
         in_force=busy.in_force,
+    )
+
+
+def simulate_jointly(
+    models: Sequence[PipelineModel],
+    assignments: Sequence[Assignment],
+    joint: PipelineModel | None = None,
+) -> JointSimulation:
+    """Run one iteration of all pipelines on paper, each with its own assignment.
+
+    Args:
+        models: models of the pipelines.
+        assignments: assignment of each model.
+        joint: `join_pipelines` of these, where it is at hand.
+    """
+    whole = simulate(joint or join_pipelines(models), list(itertools.chain(*assignments)))
+    if len(models) == 1:
+        return JointSimulation(whole=whole, pipelines=(whole,))
+    return JointSimulation(
+        whole=whole,
+        pipelines=tuple(
+            _simulate_until(whole.iteration_time_s, model, assignment)
+            for model, assignment in zip(models, assignments, strict=True)
+        ),
+    )
+
+
+def _simulate_until(end_s: float, model: PipelineModel, assignment: Assignment) -> Simulation:
+    own, tail_s = simulate(model, assignment), model.dag.tail_s
+    return replace(
+        own,
+        energy_j=iteration_energy_j(model, assignment, end_s),
+        bubble_fraction=1
+        - (1 - own.bubble_fraction) * (own.iteration_time_s - tail_s) / (end_s - tail_s),
     )
 
 
@@ -127,7 +176,7 @@ def _busy(model: PipelineModel, assignment: Sequence[int], *, least_period_s: fl
     Args:
         model: the pipeline.
         assignment: per node, an index into its operating points.
-        least_period_s: the next iteration begins no sooner after this one's begin, s.
+        least_period_s: the next iteration begins no sooner after this iteration's begin, s.
     """
     num = model.dag.num_nodes
     if model.transitions is None:

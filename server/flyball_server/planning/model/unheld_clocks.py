@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from flyball_pipeline.dag import nodes_in_order
 from flyball_profiles.stage_profile import OperatingPoint
 from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
 
@@ -18,13 +17,13 @@ def with_fewest_changes(model: PipelineModel, assignment: Assignment) -> Assignm
     if model.schedule.is_periodic or not any(points[0].held_by for points in model.points):
         return assignment
     choices = list(assignment)
-    for nodes in nodes_in_order(model.schedule, model.dag):
+    for nodes in model.dag.nodes_of(model.schedule):
         for place, node in enumerate(nodes):
             points = model.points[node]
             if not points[choices[node]].held_by:
                 continue
             beside = [nodes[place - 1], nodes[(place + 1) % len(nodes)]]
-            near_mhz = [model.points[one][choices[one]].frequency_mhz for one in beside]
+            near_mhz = [model.points[node][choices[node]].frequency_mhz for node in beside]
             num_changes = [
                 sum(point.frequency_mhz != mhz for mhz in near_mhz)
                 for point in points[: num_unheld(points)]

@@ -1,4 +1,4 @@
-"""Policies by name. A new one is a file beside these and a line in `POLICIES`."""
+"""Policies by name. A new policy is a file beside these and a line in `POLICIES`."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ class PolicyChoice:
     Attributes:
         assignment: per node, an index into its operating points.
         lower_bound_j: no assignment that meets the target needs less, J; within a power budget,
-            none with this one's iteration time. None where the policy has none.
+            none with this plan's iteration time. None where the policy has none.
         at_once_j: energy of the plan that is found for the target if clocks change at once, J;
             None: no such plan was sought.
         reserve: reserve that it keeps.

@@ -26,8 +26,8 @@ from flyball_server.planning.model.simulator import simulate, time_and_energy
 from flyball_server.planning.model.unheld_clocks import with_fewest_changes
 from flyball_server.planning.policies._base import PolicyChoice, PolicyRequest
 from flyball_server.planning.policies.single_clocks import MAX_COMPARED_STAGES, SingleClocks
-from flyball_server.planning.request_options import is_limited, rounded_up, within_calls
-from flyball_wire.plan_options import Effort
+from flyball_server.planning.request_options import MAX_CALL_SHARE, rounded_up
+from flyball_wire.plan_options import Effort, PlanOptions
 from flyball_wire.targets import Target, parse_target
 
 # The plan that a search with late clock changes goes on from.
@@ -36,8 +36,8 @@ START_EFFORT = {
     Effort.NORMAL: Effort.LOW,
     Effort.HIGH: Effort.NORMAL,
 }
-# A plan that misses its deadline by its clock changes is made for an earlier one too: earlier by
-# this multiple of the miss.
+# A plan that misses its deadline by its clock changes is made for an earlier deadline too: earlier
+# by this multiple of the miss.
 EARLIER = 1.1
 # A plan that exceeds its power budget by them is made for lower ones: at most this often, each
 # lower by this multiple of the excess.
@@ -112,6 +112,25 @@ def choice_with(
     )
 
 
+def within_calls(options: PlanOptions, iteration_time_s: float, num_stages: int) -> PlanOptions:
+    """Return the options with no more clock changes than the calls of a node leave time for.
+
+    Args:
+        options: options of a plan.
+        iteration_time_s: iteration time at the highest clocks, s.
+        num_stages: number of stages, of all pipelines that have clocks of their own.
+    """
+    times, num_gpus = options.transitions, options.gpus_in_node
+    if times is None or num_gpus is None or num_gpus < 2 or not times.is_queued:
+        return options
+    # Each GPU of the node makes as many calls as a stage on average has changes.
+    of_stage = MAX_CALL_SHARE * iteration_time_s / (num_gpus * times.call_mean_s)
+    most = int(of_stage * num_stages)
+    if options.max_switches is not None:
+        most = min(most, options.max_switches)
+    return replace(options, max_switches=most)
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Choosing:
     """Choice of the clocks of a pipeline whose clock changes take time.
@@ -135,7 +154,7 @@ class _Choosing:
 
     def is_within_limits(self, assignment: Assignment) -> bool:
         """Return whether the options permit so many clock changes."""
-        if not is_limited(self.request.options):
+        if not self.request.options.limits_changes:
             return True
         return not self._search().num_beyond(np.array([assignment]))[0]
 
@@ -266,10 +285,10 @@ class _Choosing:
         if drawn_w <= budget_w:
             found.append(assignment)
         if found:
-            return min(found, key=lambda one: time_and_energy(model, one))
+            return min(found, key=lambda assignment: time_and_energy(model, assignment))
         raise TargetUnreachableError(
             f"no plan found draws {budget_w:g} W on average with the times of its clock changes;"
-            f" the last one draws {rounded_up(drawn_w)} W",
+            f" the last plan draws {rounded_up(drawn_w)} W",
             field="target",
         )
 
@@ -287,7 +306,10 @@ class _Choosing:
 
     def _fewest(self, deadline_s: float) -> list[Assignment]:
         """Return the plan of one clock per stage, unless it takes long to find."""
-        if not is_limited(self.request.options) and len(self.model.num_ranks) > MAX_COMPARED_STAGES:
+        if (
+            not self.request.options.limits_changes
+            and len(self.model.num_ranks) > MAX_COMPARED_STAGES
+        ):
             return []
         aim = Target(kind="deadline", value=min(deadline_s, self.solver.slowest_time_s))
         (fewest,) = SingleClocks(self.model.without_transitions()).constant([aim])
@@ -330,7 +352,7 @@ def _power_w(model: PipelineModel, assignment: Assignment) -> float:
 
 
 def _bound_j(model: PipelineModel, solver: DeadlineSolver, assignment: Assignment) -> float:
-    """Return a lower bound on the energy of plans as fast as this one that keep the reserve, J.
+    """Return a lower bound on the energy of plans as fast as this plan that keep the reserve, J.
 
     While a clock has not changed yet, an instruction runs at points that the profile has: what it
     takes lies on a line between them, so above the hull that the bound is for. With all of its

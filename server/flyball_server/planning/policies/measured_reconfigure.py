@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from flyball_pipeline.dag import NONE, nodes_in_order
+from flyball_pipeline.dag import NONE
 from flyball_pipeline.paths import earliest_finish_s
 from flyball_pipeline.schedule import Schedule
 from flyball_server.planning.errors import PlanningError
@@ -75,7 +75,7 @@ def pipeline_of_steps(
         dag: DAG of that schedule.
         steps: one at least, all at the same clocks.
     """
-    nodes = list(itertools.chain.from_iterable(nodes_in_order(schedule, dag)))
+    nodes = list(itertools.chain.from_iterable(dag.nodes_of(schedule)))
     times_s = np.zeros((2, len(steps), dag.num_nodes))
     for number, step in enumerate(steps):
         ran = [times for stage in step for times in stage]

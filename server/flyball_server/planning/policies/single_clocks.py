@@ -44,7 +44,7 @@ _PAIR_STEPS, _MAX_PAIRED_STAGES = 3, 64
 MAX_COMPARED_STAGES = 64
 # A change must be better by this share: sums in another order differ by less.
 _LEAST_GAIN = 1e-9
-# Of two plans of the same time, the one of less energy: a relative weight.
+# Of two plans of the same time, that of less energy: a relative weight.
 _TIE = 1e-6
 
 
@@ -141,7 +141,7 @@ def single_clock_curves(
 
 
 def _curve(policy: Policy, plans: Sequence[SingleClockPlan]) -> tuple[ComparedPlan, ...]:
-    """Return those that meet their targets, each of less energy than the one before."""
+    """Return those that meet their targets, each of less energy than the plan before."""
     curve: list[ComparedPlan] = []
     for plan in plans:
         if plan.meets_target and (not curve or plan.energy_j < curve[-1].energy_j):
@@ -190,8 +190,8 @@ class _Aims:
 class SingleClocks:
     """All plans of a pipeline in which no stage changes its clock.
 
-    A choice has one level per stage: 0 is the stage's highest clock, 1 the next lower one. A kind
-    of instruction that lacks a clock runs at its next higher one, or at its highest.
+    A choice has one level per stage: 0 is the stage's highest clock, 1 the next lower clock. A kind
+    of instruction that lacks a clock runs at its next higher clock, or at its highest.
 
     Args:
         model: the pipeline; of joined pipelines each has stages of its own.

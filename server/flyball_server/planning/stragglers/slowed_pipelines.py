@@ -106,11 +106,15 @@ def make_slowed_plan(slowed: SlowedRequest) -> Plan:
 def _without_stragglers(slowed: SlowedRequest) -> list[Slowdown]:
     """Return the drifts; of a single pipeline, one of a straggler's stage is the straggler's."""
     theirs = {
-        each.stage
-        for each in slowed.slowdowns
-        if each.dp_rank is not None and slowed.num_pipelines == 1
+        slowdown.stage
+        for slowdown in slowed.slowdowns
+        if slowdown.dp_rank is not None and slowed.num_pipelines == 1
     }
-    return [each for each in slowed.slowdowns if each.dp_rank is None and each.stage not in theirs]
+    return [
+        slowdown
+        for slowdown in slowed.slowdowns
+        if slowdown.dp_rank is None and slowdown.stage not in theirs
+    ]
 
 
 def make_slowed_frontier(slowed: SlowedRequest, num_points: int) -> Frontier:

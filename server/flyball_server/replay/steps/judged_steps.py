@@ -1,7 +1,7 @@
 """Recorded steps at chosen clocks: time and energy by the recorded times.
 
-All pipelines wait for the slowest one of the step. Where clock changes take time, steps run one
-after the other by discrete events: a clock is requested when the instruction before it ends, a
+All pipelines wait for the slowest pipeline of the step. Where clock changes take time, steps run
+one after the other by discrete events: a clock is requested when the instruction before it ends, a
 step's first one when the step before ends, and a GPU computes on at the clock that is in force.
 """
 
@@ -31,7 +31,7 @@ _NORMAL_P95 = 1.645
 class JudgedStep(NamedTuple):
     """One step of all pipelines."""
 
-    #: Time of the slowest one, s.
+    #: Time of the slowest pipeline, s.
     time_s: float
     #: Energy of all GPUs, waiting included, J.
     energy_j: float
@@ -67,13 +67,13 @@ class _Gpu:
 
     def __init__(self, pipeline: int, stage: int, mhz: int) -> None:
         self.pipeline, self.stage = pipeline, stage
-        #: Clock in force, and the one that was requested last, MHz.
+        #: Clock in force, and the clock that was requested last, MHz.
         self.mhz = self.asked_mhz = mhz
-        #: Number of changes begun, and the newest one that took effect.
+        #: Number of changes begun, and the newest that took effect.
         self.num_begun = self.newest = 0
         #: Clock of the change that was begun last, and one that waits for its call, MHz.
         self.begun_mhz, self.waiting_mhz = mhz, 0
-        #: Instructions of this step that it has ended, and when the last one did, s.
+        #: Instructions of this step that it has ended, and when the last of them did, s.
         self.num_ended, self.free_s = 0, 0.0
         self.nodes: tuple[int, ...] = ()
         #: What is left of the instruction that runs, since when, s; 0: none runs.
@@ -94,7 +94,7 @@ class LateJudge:
         transitions: times of clock changes; each delay is drawn from a log-normal distribution
             through the median and the 95th percentile of its direction.
         seed: of the draws.
-        gap_s: time from a step's end to the next one's begin, s, which is not counted.
+        gap_s: time from a step's end to the next step's begin, s, which is not counted.
         queue: queue of a node's calls; None: calls do not wait for each other.
     """
 

@@ -66,14 +66,14 @@ def planned_steps(
     for pipelines, reserve in zip(steps, reserves, strict=True):
         factors = [error.predicted(pipeline, rng) for pipeline in pipelines]
         slowest_s = max(
-            own_times(pipeline.model.retimed, each)[0]
-            for pipeline, each in zip(pipelines, factors, strict=True)
+            own_times(pipeline.model.retimed, of_step)[0]
+            for pipeline, of_step in zip(pipelines, factors, strict=True)
         )
         planned: list[tuple[int, ...]] = []
-        for pipeline, each in zip(pipelines, factors, strict=True):
+        for pipeline, of_step in zip(pipelines, factors, strict=True):
             clocks = retime(
                 pipeline.model.retimed,
-                each,
+                of_step,
                 [slowest_s],
                 in_force_mhz=in_force.get(pipeline.dp_rank, ()),
                 reserve=reserve,
@@ -106,7 +106,8 @@ def _best_reserve(
     steps: Sequence[Sequence[PipelineStep]], error: PredictionError, seed: int
 ) -> StepReserve:
     highest_s = sum(
-        judged_at_once(each, [one.model.highest_mhz for one in each]).time_s for each in steps
+        judged_at_once(step, [pipeline.model.highest_mhz for pipeline in step]).time_s
+        for step in steps
     )
     most_s = (1 + LONGER) * highest_s
     found: list[tuple[bool, float, StepReserve]] = []
@@ -132,12 +133,12 @@ def _tried(
 ) -> JudgedStep:
     """Return mean time and energy of all steps planned so, over the draws of errors."""
     judged = [
-        judged_at_once(each, clocks)
+        judged_at_once(of_step, clocks)
         for draw in range(_NUM_DRAWS)
-        for each, clocks in zip(
+        for of_step, clocks in zip(
             steps,
             planned_steps(steps, error, [reserve] * len(steps), seed + draw),
             strict=True,
         )
     ]
-    return JudgedStep(*(sum(each) / _NUM_DRAWS for each in zip(*judged, strict=True)))
+    return JudgedStep(*(sum(of_step) / _NUM_DRAWS for of_step in zip(*judged, strict=True)))

@@ -2,6 +2,7 @@
 
 The columns are `step, dp_rank, stage, instruction, microbatch, begin_s, time_s`, and `chunk` where
 stages hold several model chunks. Other columns are left out. A stage's order is that of the begins.
+Two chunks are in a V where a forward of the second begins on the last stage before the first stage.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ import csv
 import io
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from flyball_pipeline.instruction import Instruction, InstructionKind
+from flyball_pipeline.schedule import VirtualStages, looped, v_shaped
 from flyball_server.replay.recorded_runs import RecordingError
 
 COLUMNS = ("step", "dp_rank", "stage", "instruction", "microbatch", "begin_s", "time_s")
@@ -38,6 +40,8 @@ class RecordedPipeline:
     dp_rank: int
     #: Per stage, its instructions in the order of execution.
     stages: tuple[tuple[TimedInstruction, ...], ...]
+    #: Per stage, the places of its chunks in the model.
+    virtual_stages: VirtualStages
     #: Where its first instruction was read.
     source: str
 
@@ -65,7 +69,7 @@ class StepRow(NamedTuple):
 
 
 def parse_recorded_steps(text: str) -> tuple[RecordedStep, ...]:
-    """Read recorded steps from CSV text, in the order of the file.
+    """Read recorded steps from CSV text.
 
     Raises:
         RecordingError: the text is no such file; begins with the line.
@@ -76,21 +80,30 @@ def parse_recorded_steps(text: str) -> tuple[RecordedStep, ...]:
     return recorded_steps(rows)
 
 
-def recorded_steps(rows: Iterable[StepRow]) -> tuple[RecordedStep, ...]:
-    """Return the steps of rows, in their order.
+def recorded_steps(
+    rows: Iterable[StepRow], *, is_v_shaped: bool | None = None
+) -> tuple[RecordedStep, ...]:
+    """Return the steps of rows, by number.
+
+    Args:
+        rows: their instructions, in any order.
+        is_v_shaped: whether two chunks of a stage are in a V; None: as the begins say.
 
     Raises:
-        RecordingError: an instruction is there twice, or a stage is missing.
+        RecordingError: an instruction is there twice, or a stage, chunk or microbatch is missing.
     """
     by_pipeline: dict[tuple[int, int], list[StepRow]] = {}
     for row in rows:
         by_pipeline.setdefault((row.step, row.dp_rank), []).append(row)
+    every_row = [row for of_pipeline in by_pipeline.values() for row in of_pipeline]
+    num_stages = 1 + max(row.stage for row in every_row)
+    num_chunks = 1 + max(row.timed.instruction.chunk for row in every_row)
     by_step: dict[int, list[RecordedPipeline]] = {}
-    for (step, dp_rank), of_pipeline in by_pipeline.items():
-        by_step.setdefault(step, []).append(_pipeline(dp_rank, of_pipeline))
+    for (step, _), of_pipeline in sorted(by_pipeline.items()):
+        pipeline = _pipeline(of_pipeline, num_stages, num_chunks, is_v_shaped)
+        by_step.setdefault(step, []).append(pipeline)
     return tuple(
-        RecordedStep(step=step, pipelines=tuple(sorted(pipelines, key=lambda each: each.dp_rank)))
-        for step, pipelines in by_step.items()
+        RecordedStep(step=step, pipelines=tuple(pipelines)) for step, pipelines in by_step.items()
     )
 
 
@@ -105,8 +118,10 @@ def has_chunks(steps: tuple[RecordedStep, ...]) -> bool:
     )
 
 
-def _pipeline(dp_rank: int, rows: list[StepRow]) -> RecordedPipeline:
-    first = rows[0]
+def _pipeline(
+    rows: list[StepRow], num_stages: int, num_chunks: int, is_v_shaped: bool | None
+) -> RecordedPipeline:
+    first, dp_rank = rows[0], rows[0].dp_rank
     by_stage: dict[int, list[StepRow]] = {}
     seen: dict[tuple[int, Instruction], str] = {}
     for row in rows:
@@ -119,24 +134,54 @@ def _pipeline(dp_rank: int, rows: list[StepRow]) -> RecordedPipeline:
             )
         seen[key] = row.source
         by_stage.setdefault(row.stage, []).append(row)
-    missing = next(stage for stage in itertools.count() if stage not in by_stage)
-    if missing < len(by_stage):
-        raise RecordingError(
-            f"{first.source}: step {first.step}, dp_rank {dp_rank} has no stage {missing};"
-            " stages count from 0 without gaps"
-        )
+    microbatches = {row.timed.instruction.microbatch for row in rows}
+    for name, numbers, num in (
+        ("stage", set(by_stage), num_stages),
+        ("chunk", {row.timed.instruction.chunk for row in rows}, num_chunks),
+        ("microbatch", microbatches, 1 + max(microbatches)),
+    ):
+        missing = next(number for number in itertools.count() if number not in numbers)
+        if missing < num:
+            raise RecordingError(
+                f"{first.source}: step {first.step}, dp_rank {dp_rank} has no {name} {missing};"
+                f" {name} numbers count from 0 without gaps"
+            )
+    if is_v_shaped is None:
+        is_v_shaped = num_stages > 1 and _begins_on_last(by_stage[0], by_stage[num_stages - 1])
     return RecordedPipeline(
         dp_rank=dp_rank,
         stages=tuple(
             tuple(row.timed for row in sorted(by_stage[stage], key=lambda row: row.begin_s))
-            for stage in range(len(by_stage))
+            for stage in range(num_stages)
+        ),
+        virtual_stages=(
+            v_shaped(num_stages)
+            if is_v_shaped and num_chunks == 2
+            else looped(num_stages, num_chunks)
         ),
         source=first.source,
     )
 
 
+def _begins_on_last(first_stage: Sequence[StepRow], last_stage: Sequence[StepRow]) -> bool:
+    """Return whether the first forward of chunk 1 begins on the last stage."""
+    begins_s = [
+        min(
+            (
+                row.begin_s
+                for row in rows
+                if row.timed.instruction.chunk == 1
+                and row.timed.instruction.kind == InstructionKind.FORWARD
+            ),
+            default=math.inf,
+        )
+        for rows in (first_stage, last_stage)
+    ]
+    return begins_s[1] < begins_s[0]
+
+
 def _rows(text: str) -> Iterator[StepRow]:
-    reader = csv.DictReader(io.StringIO(text))
+    reader = csv.DictReader(io.StringIO(text, newline=None))
     try:
         header = [(name or "").strip() for name in reader.fieldnames or ()]
         missing = [name for name in COLUMNS if name not in header]
@@ -145,6 +190,9 @@ def _rows(text: str) -> Iterator[StepRow]:
                 f"line 1: column {missing[0]} is missing; the columns are {', '.join(COLUMNS)},"
                 f" and {_CHUNK} where stages hold several model chunks"
             )
+        twice = [name for name in (*COLUMNS, _CHUNK) if header.count(name) > 1]
+        if twice:
+            raise RecordingError(f"line 1: column {twice[0]} is there twice")
         reader.fieldnames = header
         for cells in reader:
             yield _row(cells, reader.line_num)

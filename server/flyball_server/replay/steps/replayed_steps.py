@@ -75,9 +75,9 @@ class JudgedBy:
         """Return each step at these clocks."""
         both = zip(steps, clocks, strict=True)
         if self.transitions is None:
-            return [judged_at_once(*each) for each in both]
+            return [judged_at_once(*of_step) for of_step in both]
         judge = LateJudge(self.transitions, seed=seed, gap_s=self.gap_s, queue=self.queue)
-        return [judge.judged(*each) for each in both]
+        return [judge.judged(*of_step) for of_step in both]
 
 
 AT_ONCE = JudgedBy()
@@ -100,8 +100,8 @@ def replay_steps(
     """
     highest = highest_steps(steps)
     reserves = chosen_reserves(steps, error, seed + _RESERVE_SEED)
-    clocks = tuple(tuple(each) for each in planned_steps(steps, error, reserves, seed))
-    static = ([one.model.retimed.plan_mhz for one in each] for each in steps)
+    clocks = tuple(tuple(of_step) for of_step in planned_steps(steps, error, reserves, seed))
+    static = ([pipeline.model.retimed.plan_mhz for pipeline in step] for step in steps)
     return StepsReplay(
         steps=len(steps),
         pipeline_steps=sum(map(len, steps)),
@@ -116,18 +116,20 @@ def replay_steps(
 
 def highest_steps(steps: Steps) -> list[JudgedStep]:
     """Return the steps at the highest clocks."""
-    return [judged_at_once(each, [one.model.highest_mhz for one in each]) for each in steps]
+    return [
+        judged_at_once(step, [pipeline.model.highest_mhz for pipeline in step]) for step in steps
+    ]
 
 
 def compared(highest: Sequence[JudgedStep], judged: Sequence[JudgedStep]) -> TimeAndSaving:
     """Return steps against the same at the highest clocks."""
-    time_s, energy_j = (sum(each) for each in zip(*highest, strict=True))
-    took_s, took_j = (sum(each) for each in zip(*judged, strict=True))
+    time_s, energy_j = (sum(of_step) for of_step in zip(*highest, strict=True))
+    took_s, took_j = (sum(of_step) for of_step in zip(*judged, strict=True))
     return TimeAndSaving(100 * (took_s / time_s - 1), 100 * (1 - took_j / energy_j))
 
 
 def one_clocks(steps: Steps) -> Iterator[list[tuple[int, ...]]]:
-    """Yield the clock of each pipeline of least energy that is no slower than the slowest one."""
+    """Yield the clock of each pipeline of least energy that is no slower than the slowest."""
     for pipelines, highest in zip(steps, highest_steps(steps), strict=True):
         yield [_one_clock(pipeline, highest.time_s) for pipeline in pipelines]
 
@@ -152,8 +154,8 @@ def bound_saved_percent(steps: Steps) -> float:
     """Return the saving that no clocks exceed which are no slower and change at once, %."""
     bound, least_j, highest_j = StepBound(), 0.0, 0.0
     for pipelines, highest in zip(steps, highest_steps(steps), strict=True):
-        power_w = sum(each.model.waiting_power_w for each in pipelines)
+        power_w = sum(pipeline.model.waiting_power_w for pipeline in pipelines)
         least_j += power_w * highest.time_s
-        least_j += sum(bound.least_j(each, highest.time_s) for each in pipelines)
+        least_j += sum(bound.least_j(pipeline, highest.time_s) for pipeline in pipelines)
         highest_j += highest.energy_j
     return 100 * (1 - least_j / highest_j)

@@ -85,7 +85,7 @@ def _program(
     """Return the program in units of the deadline, and the cost at the fastest points, J.
 
     Columns are ends of instructions, and parts of their hulls' segments. A row says of an edge that
-    the later instruction ends no sooner than the earlier one, a transfer and its own time.
+    the later instruction ends no sooner than the earlier, a transfer and its own time.
     """
     model, factors = pipeline.model, pipeline.factors
     dag, num = model.dag, model.dag.num_nodes
@@ -122,7 +122,7 @@ def _program(
     program.col_lower_, program.col_upper_ = np.concatenate(lowers), np.concatenate(uppers)
     program.row_lower_ = np.array(least_row) * (1 - 1e-12)
     program.row_upper_ = np.full(len(least_row), highspy.kHighsInf)
-    counts = [len(each) for each in rows]
+    counts = [len(row) for row in rows]
     program.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
     program.a_matrix_.start_ = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
     program.a_matrix_.index_ = np.concatenate(columns).astype(np.int32)

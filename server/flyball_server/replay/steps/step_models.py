@@ -12,7 +12,7 @@ from flyball_pipeline.dag import DependencyDag, build_dag
 from flyball_pipeline.errors import PipelineError
 from flyball_pipeline.instruction import Instruction, InstructionKind
 from flyball_pipeline.retiming import RetimedPipeline
-from flyball_pipeline.schedule import Schedule, VirtualStages, looped
+from flyball_pipeline.schedule import Schedule, VirtualStages
 from flyball_pipeline.schedules.explicit import EXPLICIT
 from flyball_pipeline.step_curves import ClockPoint
 from flyball_profiles.clock_transitions import ClockTransitions
@@ -24,6 +24,15 @@ from flyball_wire.plan_options import PlanOptions
 
 Place = tuple[int, InstructionKind, int]
 """Stage, kind and chunk."""
+
+_Order = tuple[tuple[Instruction, ...], ...]
+
+# Kinds whose curves others have that the profile lacks: only proportions matter.
+_CURVES_LIKE = {
+    InstructionKind.BACKWARD_INPUT: InstructionKind.BACKWARD,
+    InstructionKind.BACKWARD_WEIGHT: InstructionKind.BACKWARD,
+    InstructionKind.RECOMPUTE: InstructionKind.FORWARD,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,19 +153,20 @@ class _StepModels:
             place: self._scaled(profile, place, curve_stage, median(times_s[place]))
             for place in sorted(times_s)
         }
-        self._models: dict[tuple[tuple[Instruction, ...], ...], StepModel] = {}
+        self._models: dict[tuple[_Order, VirtualStages], StepModel] = {}
 
     def step_of(self, recorded: RecordedPipeline, step: int) -> PipelineStep:
         """Return a pipeline in a step."""
-        order = tuple(tuple(each.instruction for each in stage) for stage in recorded.stages)
+        order = tuple(tuple(timed.instruction for timed in stage) for stage in recorded.stages)
+        key = (order, recorded.virtual_stages)
         try:
-            if order not in self._models:
-                self._models[order] = self._model(order)
+            if key not in self._models:
+                self._models[key] = self._model(*key)
         except (PipelineError, ProfileError) as error:
             raise RecordingError(
                 f"{recorded.source}: step {step}, dp_rank {recorded.dp_rank}: {error.message}"
             ) from None
-        model = self._models[order]
+        model = self._models[key]
         times_s = [time_s for stage in recorded.stages for _, time_s in stage]
         medians_s = (points[0].time_s for points in model.points)
         return PipelineStep(
@@ -173,7 +183,8 @@ class _StepModels:
         """Return the profile's curve as one GPU's, so that the highest clock takes this time."""
         stage, kind, _ = place
         source = stage if curve_stage is None else curve_stage
-        points = profile.points.get((source, kind))
+        kinds = (kind, _CURVES_LIKE.get(kind, kind))
+        points = next(filter(None, (profile.points.get((source, each)) for each in kinds)), None)
         if points is None:
             advice = "; give one stage's curve to all stages with --curve STAGE"
             raise RecordingError(
@@ -191,10 +202,10 @@ class _StepModels:
             for point in points
         )
 
-    def _model(self, order: tuple[tuple[Instruction, ...], ...]) -> StepModel:
-        num_microbatches = 1 + max(each.microbatch for stage in order for each in stage)
-        num_chunks = 1 + max(each.chunk for stage in order for each in stage)
-        virtual_stages = looped(len(order), num_chunks)
+    def _model(self, order: _Order, virtual_stages: VirtualStages) -> StepModel:
+        num_microbatches = 1 + max(
+            instruction.microbatch for stage in order for instruction in stage
+        )
         dag = build_dag(
             Schedule(
                 name=EXPLICIT,
@@ -208,30 +219,23 @@ class _StepModels:
             for stage, (kind, _, chunk) in zip(dag.stage, dag.instruction, strict=True)
         ]
         points = tuple(self._points[place] for place in places)
-        power_w = self._power_w[: len(order)]
         retimed = RetimedPipeline(
             dag=dag,
             points=points,
-            waiting_power_w=power_w,
+            waiting_power_w=self._power_w,
             plan_mhz=self._static_mhz(order, virtual_stages),
             delays=self.delays,
             gap_s=[self.gap_s] * len(order),
         )
-        return StepModel(
-            dag=dag,
-            retimed=retimed,
-            points=points,
-            power_w=power_w,
-        )
+        return StepModel(dag=dag, retimed=retimed, points=points, power_w=self._power_w)
 
-    def _static_mhz(
-        self, order: tuple[tuple[Instruction, ...], ...], virtual_stages: VirtualStages
-    ) -> tuple[int, ...]:
+    def _static_mhz(self, order: _Order, virtual_stages: VirtualStages) -> tuple[int, ...]:
         """Return the clocks of the plan `fastest` of the medians, without a reserve."""
         plan = make_plan_only(
             PlanRequest(
-                profile=self._profile(len(order), len(virtual_stages[0])),
-                num_microbatches=1 + max(each.microbatch for stage in order for each in stage),
+                profile=self._profile(len(virtual_stages[0])),
+                num_microbatches=1
+                + max(instruction.microbatch for stage in order for instruction in stage),
                 options=PlanOptions(
                     schedule=EXPLICIT,
                     order=tuple(
@@ -239,7 +243,7 @@ class _StepModels:
                         for stage in order
                     ),
                     virtual_stages=virtual_stages,
-                    blocking_power_w=self._power_w[: len(order)],
+                    blocking_power_w=self._power_w,
                     transitions=self.transitions,
                     early_requests=False,
                     reserve=0.0,
@@ -248,31 +252,28 @@ class _StepModels:
         )
         return tuple(planned.frequency_mhz for stage in plan.stages for planned in stage)
 
-    def _profile(self, num_stages: int, num_chunks: int) -> StageProfile:
+    def _profile(self, num_chunks: int) -> StageProfile:
         """Return the profile of the medians; of several chunks, whole stages take their sum."""
         chunks = tuple(
             self._profile_of(
                 {
                     (stage, kind): [points]
                     for (stage, kind, of_chunk), points in self._points.items()
-                    if stage < num_stages and of_chunk == chunk
-                },
-                num_stages,
+                    if of_chunk == chunk
+                }
             )
             for chunk in range(num_chunks)
         )
         if num_chunks == 1:
             return chunks[0]
         whole: dict[tuple[int, InstructionKind], list[tuple[ClockPoint, ...]]] = {}
-        for (stage, kind, chunk), points in self._points.items():
-            if stage < num_stages and chunk < num_chunks:
-                whole.setdefault((stage, kind), []).append(points)
-        return self._profile_of(whole, num_stages, chunks)
+        for (stage, kind, _), points in self._points.items():
+            whole.setdefault((stage, kind), []).append(points)
+        return self._profile_of(whole, chunks)
 
     def _profile_of(
         self,
         of_places: Mapping[tuple[int, InstructionKind], Sequence[tuple[ClockPoint, ...]]],
-        num_stages: int,
         chunks: tuple[StageProfile, ...] = (),
     ) -> StageProfile:
         return StageProfile(
@@ -287,6 +288,6 @@ class _StepModels:
                 )
                 for place, curves in of_places.items()
             },
-            num_ranks_per_stage=(1,) * num_stages,
+            num_ranks_per_stage=(1,) * len(self._power_w),
             chunks=chunks,
         )

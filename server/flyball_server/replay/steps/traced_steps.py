@@ -161,7 +161,7 @@ def read_trace(document: object, names: TraceNames) -> RankTrace:
     """
     events = _Events(document)
     by_begin = sorted(events.ranges(), key=lambda each: each.begin_us)
-    found = [(each, names.instruction_of(each.name)) for each in by_begin]
+    found = [(event, names.instruction_of(event.name)) for event in by_begin]
     instructions = [(of_range, named) for of_range, named in found if named is not None]
     if not instructions:
         raise RecordingError("no range is called as an instruction; give --trace-names KIND=REGEX")
@@ -193,9 +193,9 @@ class _Events:
         events = _list(found)
         if not isinstance(found, list):
             raise RecordingError("no trace: a list traceEvents is missing")
-        all_events = [(number, _object(each)) for number, each in enumerate(events)]
-        self._all = [each for each in all_events if isinstance(each[1].get("name", ""), str)]
-        self.has_kernels = any(each.get("cat") == _KERNEL for _, each in self._all)
+        all_events = [(number, _object(event)) for number, event in enumerate(events)]
+        self._all = [event for event in all_events if isinstance(event[1].get("name", ""), str)]
+        self.has_kernels = any(event.get("cat") == _KERNEL for _, event in self._all)
 
     def ranges(self) -> Iterator[_Range]:
         """Yield the host's ranges, complete ones and those with a begin and an end."""
@@ -357,7 +357,7 @@ def steps_of_traces(
     if places is not None and len(places) != len(traces):
         raise RecordingError(f"{len(places)} places for {len(traces)} traces")
     places = _found_places(traces) if places is None else places
-    twice = next((each for each, count in Counter(places).items() if count > 1), None)
+    twice = next((place for place, count in Counter(places).items() if count > 1), None)
     if twice is not None:
         raise RecordingError(
             f"several traces are of dp_rank {twice[0]}, stage {twice[1]}; give one for each"
@@ -380,7 +380,15 @@ def steps_of_traces(
         for run in trace.runs
         if run.step in steps
     ]
-    return recorded_steps(rows)
+    parts = {
+        (part, stage)
+        for trace, (_, stage) in zip(traces, places, strict=True)
+        for part in trace.parts
+        if part is not None
+    }
+    return recorded_steps(
+        rows, is_v_shaped=any(part % num_stages != stage for part, stage in parts)
+    )
 
 
 def _instruction(run: _Run, stage: int, num_stages: int) -> Instruction:
@@ -389,10 +397,10 @@ def _instruction(run: _Run, stage: int, num_stages: int) -> Instruction:
         raise RecordingError(f"{run.range} takes no time")
     if part is None:
         return Instruction(run.named.kind, microbatch)
-    if part % num_stages != stage:
+    if part % num_stages != stage and part != 2 * num_stages - 1 - stage:
         raise RecordingError(
             f"{run.range}: part {part} of the model runs on stage {stage} of {num_stages}; parts"
-            " must be placed as in interleaved 1F1B"
+            " must be placed as in interleaved 1F1B, or in a V"
         )
     return Instruction(run.named.kind, microbatch, part // num_stages)
 

@@ -22,6 +22,7 @@ from sqlalchemy import (
 
 from flyball_profiles.stage_profile import EnergyScope, StageProfile
 from flyball_server.jobs.conditions.changes import ProfiledConditions
+from flyball_server.jobs.errors import UnknownJobError, UnknownPlanError
 from flyball_server.jobs.loop_state import JobLoopState
 from flyball_server.jobs.measurements.step_fold import StepFold
 from flyball_server.jobs.records import (
@@ -99,6 +100,17 @@ class JobReader:
             return None
         self._keys[job_id] = row.job_id
         return record_of(JobRecord, row, job_id=row.name)
+
+    def require_job(self, job_id: str) -> JobRecord:
+        """Return the job.
+
+        Raises:
+            UnknownJobError: the job does not exist.
+        """
+        job = self.find_job(job_id)
+        if job is None:
+            raise UnknownJobError(job_id=job_id)
+        return job
 
     def count_jobs(self) -> int:
         """Return the number of jobs."""
@@ -186,6 +198,22 @@ class JobReader:
         row = self._connection.execute(query).one_or_none()
         return None if row is None else plan_of(row, job_id)
 
+    def require_plan(self, job_id: str, version: int) -> PlanRecord:
+        """Return the version of the job's plan.
+
+        Raises:
+            UnknownPlanError: the version does not exist.
+        """
+        plan = self.find_plan(job_id, version)
+        if plan is None:
+            raise UnknownPlanError(job_id=job_id, version=version)
+        return plan
+
+    def newest_plan(self, job_id: str) -> PlanRecord | None:
+        """Return the newest version of the job's plan; None: no version."""
+        newest = self.newest_version(job_id)
+        return None if newest is None else self.require_plan(job_id, newest.version)
+
     def list_plans(self, job_id: str) -> tuple[PlanRecord, ...]:
         """Return all versions of the job's plan, rising."""
         query = select(PLANS).where(self._of(PLANS, job_id)).order_by(PLANS.c.version)
@@ -251,7 +279,7 @@ class JobReader:
     ) -> tuple[int, ...]:
         """Return the newest `limit` steps of a run that a rank ran on a version, falling.
 
-        Steps before the first one are left out; newer ones of others are scanned.
+        Steps before the first are left out; newer steps of others are scanned.
         """
         query = (
             select(STEPS.c.step)

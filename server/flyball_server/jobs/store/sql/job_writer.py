@@ -106,7 +106,7 @@ class JobWriter(JobReader):
         self._upsert(RANKS, [self._of_job(values_of(rank)) for rank in ranks])
 
     def save_profile(self, job_id: str, profile: StageProfile) -> None:
-        """Store this profile, replacing any older one; keep it for its conditions, if recorded."""
+        """Store this profile in place of any older; keep it for its conditions, if recorded."""
         document, under = json.dumps(profile_document(profile)), profiled_conditions_text(profile)
         values = {
             "job_id": job_id,
@@ -228,10 +228,10 @@ class JobWriter(JobReader):
 
     def save_step_details(self, details: tuple[StepDetail, ...]) -> None:
         """Insert details of steps, replacing those of the same job, rank and step."""
-        self._upsert(STEP_DETAILS, [self._of_job(detail_values(each)) for each in details])
+        self._upsert(STEP_DETAILS, [self._of_job(detail_values(detail)) for detail in details])
 
     def drop_step_details(self, job_id: str, before_step: int) -> None:
-        """Delete the details of the job's steps before this one."""
+        """Delete the details of the job's steps before this step."""
         older = self._in_range(STEP_DETAILS, job_id, 0, before_step)
         self._connection.execute(STEP_DETAILS.delete().where(*older))
 

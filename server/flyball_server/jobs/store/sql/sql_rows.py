@@ -47,7 +47,7 @@ def profile_document(profile: StageProfile) -> dict[str, Any]:
     chunks = [profile_document(chunk) for chunk in profile.chunks]
     scope = profile.energy_scope
     of_scope = {} if scope is None else {"energy_scope": scope.value}
-    under = [None if one is None else str(one) for one in profile.conditions]
+    under = [None if conditions is None else str(conditions) for conditions in profile.conditions]
     return (
         ({"chunks": chunks} if chunks else {})
         | of_scope
@@ -289,7 +289,7 @@ def job_values(job: JobRecord) -> dict[str, Any]:
     return values
 
 
-# Plans written or read last, by their text, since all ranks of a job request the same one. One of
+# Plans written or read last, by their text, since all ranks of a job request the same plan. One of
 # 64 stages x 256 microbatches takes a third of a second to read, and some 10 MB.
 _PLANS = Lru[str, Plan](8)
 
