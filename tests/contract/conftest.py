@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
-from pathlib import Path
+from contextlib import contextmanager
 
 import pytest
 from sqlalchemy import Engine, create_engine
 from tests.planner.newer_schema import migrate_to_next
 from tests.planner.samples import job_record
+from tests.planner.stores import MEMORY
 from tests.postgres.server import PostgresServer
 
 from flyball_server.jobs.store.contract import JobStore
 from flyball_server.jobs.store.databases import make_job_store
 
 
-def sqlite_store(request: pytest.FixtureRequest) -> JobStore:
-    folder: Path = request.getfixturevalue("tmp_path")
-    return make_job_store(f"sqlite:///{folder}/new/folder/planner.sqlite")
+@contextmanager
+def sqlite_store(_: pytest.FixtureRequest) -> Iterator[JobStore]:
+    with tempfile.TemporaryDirectory(dir=MEMORY) as folder:
+        yield make_job_store(f"sqlite:///{folder}/new/folder/planner.sqlite")
 
 
 @pytest.fixture(scope="session")
@@ -35,17 +38,18 @@ def newer_database(postgres_server: PostgresServer, newer_template: str) -> Iter
         yield address
 
 
-def postgres_store(request: pytest.FixtureRequest) -> JobStore:
-    return make_job_store(request.getfixturevalue("newer_database"))
+@contextmanager
+def postgres_store(request: pytest.FixtureRequest) -> Iterator[JobStore]:
+    yield make_job_store(request.getfixturevalue("newer_database"))
 
 
 @pytest.fixture(params=[sqlite_store, postgres_store])
 def store(request: pytest.FixtureRequest) -> Iterator[JobStore]:
     """Every store there is, open and empty."""
-    made: JobStore = request.param(request)
-    made.open()
-    yield made
-    made.close()
+    with request.param(request) as made:
+        made.open()
+        yield made
+        made.close()
 
 
 @pytest.fixture

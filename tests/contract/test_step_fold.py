@@ -254,7 +254,7 @@ def in_some_order(
     return order
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_totals_equal_those_of_all_steps_in_any_order_with_repeats_restarts_and_pruning(
     planner: Planner, seed: int
 ) -> None:
@@ -297,24 +297,24 @@ def test_totals_equal_those_of_all_steps_in_any_order_with_repeats_restarts_and_
         assert overview.num_unknown_steps == expected.num_unknown
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_steps_that_a_rank_posts_very_late_count_once(planner: Planner, seed: int) -> None:
+def test_steps_that_a_rank_posts_very_late_count_once(planner: Planner) -> None:
     """One rank cannot reach its planner for a while; the others go on."""
-    chance = random.Random(seed)
+    chance = random.Random(0)
+    num_steps = 100
     posted = {
         (rank, step): measured(chance, 0, rank, step)
         for rank in range(NUM_RANKS)
-        for step in range(130)
+        for step in range(num_steps)
     }
-    begin, end = sorted(chance.sample(range(5, 110), 2))
+    begin, end = 12, 71
     away = [posted[2, step] for step in range(begin, end)]
-    for step in range(130):
+    for step in range(num_steps):
         planner.passed_s += GIVE_UP_S / 4
         for rank in range(NUM_RANKS):
             if rank < 2 or not begin <= step < end:
                 planner.post(rank, [posted[rank, step]])
         planner.figures.overview_of("job")
-    assert planner.fold().num_steps < 130
+    assert planner.fold().num_steps < num_steps
     for steps in posts_of(chance, away):
         planner.post(2, steps)
     expected = Everything()
@@ -326,7 +326,7 @@ def test_steps_that_a_rank_posts_very_late_count_once(planner: Planner, seed: in
     assert savings.time_s == pytest.approx(sum(expected.times_s))
     assert fold.num_unplanned == sum(
         record.num_unplanned
-        for step in range(130)
+        for step in range(num_steps)
         for rank in range(NUM_RANKS)
         for record in [posted[rank, step]]
         if all(posted[each, step].unknown_version is None for each in range(NUM_RANKS))
@@ -388,8 +388,9 @@ def test_a_run_that_starts_over_on_a_newer_plan_is_another_run_without_a_start(
             for rank in range(NUM_RANKS)
         }
         expected.add_run(posted)
-        for (rank, _), record in sorted(posted.items(), key=lambda each: each[1].step):
-            planner.post(rank, [record])
+        for first in range(begun, begun + len(steps), 3):
+            for rank in range(NUM_RANKS):
+                planner.post(rank, [posted[rank, step] for step in range(first, first + 3)])
     assert_equal(savings_of(planner.fold()), expected)
 
 

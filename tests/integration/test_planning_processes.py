@@ -24,6 +24,7 @@ from tests.planner.live import (
 from tests.planner.patience import PATIENCE_S, wait_until
 from tests.planner.samples import profile_csv
 
+from flyball_server.app import release_long_polls
 from flyball_server.jobs.reconcile.plans import PlanReconciler
 from flyball_server.solving.in_thread import SolverAwayError, SolveStoppedError
 from flyball_server.solving.on_dask import DaskWorkers
@@ -48,6 +49,7 @@ def in_background(planner: LivePlanner) -> Iterator[ThreadPoolExecutor]:
             yield threads
         finally:
             planner.state.services.executor.shutdown()
+            release_long_polls(planner.app)
 
 
 def solving_pid(planning: solves.Planner) -> int:
@@ -97,7 +99,10 @@ def test_a_change_by_another_planner_on_the_store_stops_a_solve_too(
         wait_until(lambda: is_gone(pid))
 
 
-def test_a_plan_whose_processes_die_again_fails_alone_and_says_why(tmp_path: Path) -> None:
+def test_a_plan_whose_processes_die_again_fails_alone_and_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flyball_server.jobs.reconcile.plans.LOST_PAUSE_S", 0.1)
     dying = solves.Planner(tmp_path, num_deaths=3)
     with (
         live_planner(

@@ -37,8 +37,9 @@ from flyball_wire.messages import StepMeasurement
 ON_ITS_WAY_S = 0.05
 # A step's real time at least, once there is a plan: the planner looks at a job ten times a second.
 AT_LEAST_S = 0.02
-# A step's real time at most, where the planner may have something to decide.
-STEP_S = 20.0
+# A step's real time where the planner may have something to decide: at most while it lacks the
+# step, and once it has it.
+LACKING_S, DECIDING_S = 20.0, 1.0
 # Looked at of any version, also of one whose cycle is shorter.
 FEWEST_STEPS = 12
 LINK_TIMES = LinkTimes(poll_wait_s=5.0, gather_s=0.05, first_retry_s=0.05, longest_retry_s=0.2)
@@ -151,16 +152,12 @@ class EmulatedTraining:
 
     def await_measured(self) -> None:
         """Wait, without training, until the planner has all steps so far."""
-        last = len(self.steps) - 1
+        wait_until(self._is_measured)
 
-        def is_measured() -> bool:
-            newest = self.planner.list_steps(self.job_id, limit=1)
-            return bool(newest) and (newest[-1].step, newest[-1].num_ranks) == (
-                last,
-                len(self.ranks),
-            )
-
-        wait_until(is_measured)
+    def _is_measured(self) -> bool:
+        newest = self.planner.list_steps(self.job_id, limit=1)
+        last = len(self.steps) - 1, len(self.ranks)
+        return bool(newest) and (newest[-1].step, newest[-1].num_ranks) == last
 
     def _step(self) -> TrainedStep:
         before_j = sum(gpu.exact_energy_j() for gpu in self.gpus)
@@ -217,9 +214,11 @@ class EmulatedTraining:
         num_steps = max(len(plan.plan["cycle"]), FEWEST_STEPS)
         if len(self.steps) >= plan.first_step + num_steps:
             # Where steps of the cycle could not be used, it wants more of them.
-            deadline_s = time.monotonic() + STEP_S
+            deadline_s, has_step = time.monotonic() + LACKING_S, False
             while time.monotonic() < deadline_s and not self._has_moved(version):
                 time.sleep(0.05)
+                if not has_step and self._is_measured():
+                    deadline_s, has_step = time.monotonic() + DECIDING_S, True
 
     def _has_moved(self, version: int) -> bool:
         job = self.planner.get_job(self.job_id)

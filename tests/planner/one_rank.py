@@ -1,4 +1,4 @@
-"""Calls of ranks, for tests of one rank at a time."""
+"""Calls of ranks, for tests of one rank at a time, and posts of many."""
 
 from __future__ import annotations
 
@@ -75,3 +75,9 @@ def store_measurements(
     """Keep what it measured; how many steps."""
     post = RankPost(rank=rank, steps=tuple(steps), details=tuple(details))
     return unwrap_one(store_together(services, job_id, (post,))).stored
+
+
+def store_posts(services: JobServices, posts: Sequence[RankPost]) -> None:
+    """Store posts of job `job` in one transaction, which takes a fraction of the time of many."""
+    for outcome in store_together(services, "job", posts):
+        unwrap_one((outcome,))

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from tests.planner.one_rank import acknowledge, register_rank, store_measurements
+from tests.planner.one_rank import acknowledge, register_rank, store_posts
 
 from flyball_profiles.stage_profile import StageProfile
+from flyball_server.jobs.measurements.measurements import RankPost
 from flyball_server.jobs.records import PlanRecord, RankRecord
 from flyball_server.jobs.registry.inspection import get_plan
 from flyball_server.jobs.services import JobServices
@@ -75,12 +76,14 @@ class PipelineOnPaper:
         record = get_plan(self.services, "job", self._held)
         reports = self._reports(record)
         for _ in range(num_steps):
-            for rank in self.ranks if only is None else self.ranks[only.start : only.stop]:
-                version = (late or {}).get(rank.rank, self._held)
-                self._post(rank, reports[rank.stage], version)
+            posts = [
+                self._post(rank, reports[rank.stage], (late or {}).get(rank.rank, self._held))
+                for rank in (self.ranks if only is None else self.ranks[only.start : only.stop])
+            ]
+            store_posts(self.services, posts)
             self.step += 1
 
-    def _post(self, rank: RankRecord, reports: list[InstructionReport], version: int) -> None:
+    def _post(self, rank: RankRecord, reports: list[InstructionReport], version: int) -> RankPost:
         told = tuple(self.told(rank.rank, report) for report in reports)
         step = StepRecord(
             job_id="job",
@@ -92,7 +95,7 @@ class PipelineOnPaper:
         )
         detail = StepDetail(job_id="job", rank=rank.rank, step=self.step, instructions=told)
         details = (detail,) if self.tells_instructions else ()
-        store_measurements(self.services, "job", rank.rank, [step], details)
+        return RankPost(rank=rank.rank, steps=(step,), details=details)
 
     def _reports(self, record: PlanRecord) -> list[list[InstructionReport]]:
         assert not record.plan.is_separate

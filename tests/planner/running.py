@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
-from tests.planner.one_rank import acknowledge, register_rank, store_measurements
+from tests.planner.one_rank import acknowledge, register_rank, store_posts
 from tests.planner.samples import job_spec, rank_record, step_record
 from tests.planner.stores import opened_store
 from tests.planner.use_cases import put_profile, register_job
@@ -18,6 +18,7 @@ from flyball_server.jobs.findings.announcements import announce_straggler
 from flyball_server.jobs.findings.step_ratios import clock_times
 from flyball_server.jobs.findings.stragglers import StragglerReconciler
 from flyball_server.jobs.loop_state import JobLoopState
+from flyball_server.jobs.measurements.measurements import RankPost
 from flyball_server.jobs.reconcile.plans import PlanReconciler
 from flyball_server.jobs.records import PlanRecord, RankRecord
 from flyball_server.jobs.registry.inspection import get_job, get_plan
@@ -145,6 +146,7 @@ class Running:
     def post(self, factor: Factor, **changes: int) -> None:
         """One step of all ranks, at the clocks of the newest plan."""
         record, profile = self.newest, two_stages()
+        posts: list[RankPost] = []
         for rank in self.ranks:
             times_s = clock_times(profile, rank.stage)
             counts = Counter(
@@ -157,7 +159,8 @@ class Running:
             )
             step = step_record(self.step, rank.rank, plan_version=record.version, **changes)
             detail = StepDetail(job_id="job", rank=rank.rank, step=self.step, by_clock=rows)
-            store_measurements(self.services, "job", rank.rank, [step], [detail])
+            posts.append(RankPost(rank=rank.rank, steps=(step,), details=(detail,)))
+        store_posts(self.services, posts)
         self.step += 1
 
     def announce(

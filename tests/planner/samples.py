@@ -6,6 +6,7 @@ from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from tests.planner.sample_plans import frequency_plan
 from tests.planner.stores import opened_store
 
 from flyball_pipeline.instruction import Instruction, InstructionKind
@@ -18,7 +19,7 @@ from flyball_server.jobs.step_records import StepRecord
 from flyball_server.planning.planner import PlanRequest
 from flyball_wire import messages
 from flyball_wire.messages import JobSpec
-from flyball_wire.plans.plan import PipelinePlan, Plan, PlannedInstruction, Prediction
+from flyball_wire.plans.plan import Plan
 
 MOMENT = datetime(2026, 1, 5, 9, 30, 0, 123456, tzinfo=UTC)
 HEADER = "stage,instruction,frequency,time,energy\n"
@@ -85,28 +86,6 @@ def one_microbatch(num_stages: int) -> Schedule:
     """One forward and one backward in each stage."""
     stage = (Instruction(InstructionKind.FORWARD, 0), Instruction(InstructionKind.BACKWARD, 0))
     return Schedule(name="1f1b", num_microbatches=1, stages=(stage,) * num_stages)
-
-
-def frequency_plan(*, iteration_time_s: float = 0.9, num_stages: int = 2) -> Plan:
-    """A plan of one microbatch, all at one clock."""
-    stage = tuple(
-        PlannedInstruction(kind=kind, microbatch=0, frequency_mhz=1410)
-        for kind in (InstructionKind.FORWARD, InstructionKind.BACKWARD)
-    )
-    prediction = Prediction(
-        energy_j=0.1 + 0.2, baseline_iteration_time_s=0.9, baseline_energy_j=1 / 3
-    )
-    return Plan(
-        policy="envelope",
-        reconfigure="balanced",
-        schedule="1f1b",
-        target="fastest",
-        num_microbatches=1,
-        blocking_power_w=(70.0,) * num_stages,
-        iteration_time_s=iteration_time_s,
-        pipelines=(PipelinePlan(stages=(stage,) * num_stages),),
-        prediction=prediction,
-    )
 
 
 def plan_record(version: int = 1, *, job_id: str = "job", **changes: object) -> PlanRecord:

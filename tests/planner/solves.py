@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.planner.samples import frequency_plan
+from tests.planner.sample_plans import frequency_plan
 
 from flyball_server.planning.cancellation import cancellation_point
 from flyball_server.planning.errors import PlanningError, TargetUnreachableError

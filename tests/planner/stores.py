@@ -17,14 +17,15 @@ from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.jobs.store.sqlite.sqlite_store import SqliteJobStore
 
 # In memory where there is such a place: on a disk a database takes ten times as long to make.
-_MEMORY = Path("/dev/shm")  # noqa: S108 - a folder of its own is made there
+_SHARED = Path("/dev/shm")  # noqa: S108 - a folder of its own is made there
+MEMORY = _SHARED if _SHARED.is_dir() else None
 
 
 class TemporaryJobStore(SqliteJobStore):
     """The store on a new file, which is removed when nobody holds the store any more."""
 
     def __init__(self) -> None:
-        folder = tempfile.mkdtemp(dir=_MEMORY if _MEMORY.is_dir() else None)
+        folder = tempfile.mkdtemp(dir=MEMORY)
         super().__init__(Path(folder) / "planner.sqlite")
         weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
 

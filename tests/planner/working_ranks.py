@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, pvariance
 
-from tests.planner.one_rank import acknowledge, newer_plan, register_rank, store_measurements
+from tests.planner.one_rank import acknowledge, newer_plan, register_rank, store_posts
 from tests.planner.samples import rank_record
 
 from flyball_pipeline.clock_rounding import ChangeDelays
@@ -15,6 +15,7 @@ from flyball_pipeline.paths import earliest_finish_s
 from flyball_pipeline.retiming import RetimedPipeline, StepReserve, own_times, retime
 from flyball_pipeline.work import StepWork, WorkCoefficients, step_work, work_factors
 from flyball_profiles.stage_profile import StageProfile
+from flyball_server.jobs.measurements.measurements import RankPost
 from flyball_server.jobs.records import RankRecord
 from flyball_server.jobs.registry.inspection import get_job, get_plan
 from flyball_server.jobs.services import JobServices
@@ -138,8 +139,8 @@ class WorkingRanks:
         ran = [self._ran(model, *each) for each in zip(factors, clocks, strict=True)]
         best = [self._ran(model, *each) for each in zip(factors, highest, strict=True)]
         time_s, highest_s = (max(max(ends) for ends, _, _ in all_) for all_ in (ran, best))
-        for dp_rank, (ends_s, durations_s, energies_j) in enumerate(ran if self.are_posted else ()):
-            for stage in range(self.num_stages):
+        if self.are_posted:
+            posts = [
                 self._post(
                     dp_rank,
                     stage,
@@ -151,6 +152,10 @@ class WorkingRanks:
                     work=works[dp_rank],
                     time_s=time_s,
                 )
+                for dp_rank, (ends_s, durations_s, energies_j) in enumerate(ran)
+                for stage in range(self.num_stages)
+            ]
+            store_posts(self.services, posts)
         self.step += 1
         return WorkingStep(
             time_s=time_s,
@@ -239,7 +244,7 @@ class WorkingRanks:
         clocks: Sequence[int],
         work: StepWork | None,
         time_s: float,
-    ) -> None:
+    ) -> RankPost:
         part, rank = self.parts[dp_rank], dp_rank * self.num_stages + stage
         nodes = [node for node, of in enumerate(model.dag.stage) if of == stage]
         busy_s = sum(durations_s[node] for node in nodes)
@@ -284,4 +289,4 @@ class WorkingRanks:
             if part.pipeline is not None and part.pipeline.coefficients
             else None,
         )
-        store_measurements(self.services, "job", rank, [record], [detail])
+        return RankPost(rank=rank, steps=(record,), details=(detail,))

@@ -16,6 +16,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, ParamSpec, TypeVar
 
 from flyball_pipeline.errors import PipelineError
+from flyball_server.planning import planner
 from flyball_server.solving.in_thread import (
     SolverLostError,
     SolveStoppedError,
@@ -200,7 +201,7 @@ class _Process:
         context = multiprocessing.get_context("forkserver")
         with _CHILDREN, _child_environment():
             # What all need would otherwise be loaded by each process.
-            context.set_forkserver_preload([__name__])
+            context.set_forkserver_preload([__name__, planner.__name__])
             self._connection, theirs = context.Pipe()
             self._process = context.Process(
                 target=serve, args=(theirs,), name="flyball-planning", daemon=True

@@ -275,6 +275,6 @@ def test_times_that_look_like_milliseconds_are_warned_of(caplog: pytest.LogCaptu
     ]
     parse_stage_profile("\n".join([header, *rows]))
     assert caplog.messages == [
-        "every forward of the profile takes 5000 s or more: times count as s, energies as J; divide"
-        " a column in ms or mJ by 1000"
+        "every forward of the profile takes 5000 s or more: times count as s, energies as J;"
+        " divide a column in ms or mJ by 1000"
     ]

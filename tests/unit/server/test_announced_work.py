@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 from tests.planner.one_rank import store_measurements
-from tests.planner.samples import MOMENT, frequency_plan, job_spec
+from tests.planner.sample_plans import frequency_plan
+from tests.planner.samples import MOMENT, job_spec
 from tests.planner.stores import opened_store
 from tests.planner.use_cases import put_profile, register_job
 from tests.planner.working_ranks import Lengths, WorkingRanks, WorkingStep

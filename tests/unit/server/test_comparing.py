@@ -7,10 +7,10 @@ from datetime import timedelta
 
 import pytest
 from tests.planner.one_rank import acknowledge, register_rank, store_measurements
+from tests.planner.sample_plans import frequency_plan
 from tests.planner.samples import (
     CountingPlanner,
     Services,
-    frequency_plan,
     job_spec,
     profile,
     rank_record,

@@ -7,13 +7,14 @@ from datetime import UTC, datetime
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from tests.planner.one_rank import acknowledge, register_rank, store_measurements
+from tests.planner.one_rank import acknowledge, register_rank, store_posts
 from tests.planner.samples import job_spec, rank_record, step_record
 from tests.planner.stores import opened_store
 from tests.planner.use_cases import put_profile, register_job
 from tests.unit.planning.tiny_pipelines import EXPLICIT_SCHEDULE, any_contexts, any_shapes
 
 from flyball_server.jobs.errors import JobsError
+from flyball_server.jobs.measurements.measurements import RankPost
 from flyball_server.jobs.reconcile import all_reconcilers
 from flyball_server.jobs.registry.inspection import get_job, get_plan
 from flyball_server.jobs.services import JobServices
@@ -43,6 +44,7 @@ def newest_version(services: JobServices) -> int | None:
 def post_step(services: JobServices, step: int, num_ranks: int, data: st.DataObject) -> None:
     """Post a step of all ranks, on the newest version or on none."""
     version = newest_version(services) if data.draw(st.booleans()) else None
+    posts: list[RankPost] = []
     for rank in range(num_ranks):
         record = step_record(
             step,
@@ -62,7 +64,8 @@ def post_step(services: JobServices, step: int, num_ranks: int, data: st.DataObj
             }
             by_clock = tuple((*row, 1, 0.1 + 0.05 * step % 0.3, 0.0) for row in sorted(rows))
             details = [StepDetail(job_id=JOB, rank=rank, step=step, by_clock=by_clock)]
-        store_measurements(services, JOB, rank, [record], details)
+        posts.append(RankPost(rank=rank, steps=(record,), details=tuple(details)))
+    store_posts(services, posts)
 
 
 # An explicit order is no other case to a reconciler.

@@ -9,10 +9,10 @@ import pytest
 from tests.planner import folds
 from tests.planner.folds import fold_of
 from tests.planner.one_rank import register_rank, store_measurements
+from tests.planner.sample_plans import frequency_plan
 from tests.planner.samples import (
     CountingPlanner,
     Services,
-    frequency_plan,
     job_spec,
     plan_record,
     rank_record,

@@ -10,15 +10,8 @@ from datetime import timedelta
 
 import pytest
 from tests.planner.one_rank import register_rank
-from tests.planner.samples import (
-    MOMENT,
-    CountingPlanner,
-    Services,
-    frequency_plan,
-    job_spec,
-    profile,
-    rank_record,
-)
+from tests.planner.sample_plans import frequency_plan
+from tests.planner.samples import MOMENT, CountingPlanner, Services, job_spec, profile, rank_record
 from tests.planner.use_cases import change_target, put_profile, register_job
 
 from flyball_server.jobs.errors import (

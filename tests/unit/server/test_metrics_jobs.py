@@ -10,11 +10,11 @@ from datetime import datetime, timedelta
 import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
+from tests.planner.sample_plans import frequency_plan
 from tests.planner.samples import (
     MOMENT,
     CountingPlanner,
     Services,
-    frequency_plan,
     job_record,
     job_spec,
     plan_record,

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from datetime import timedelta
 
 import pytest
+from tests.planner.sample_plans import frequency_plan
 from tests.planner.samples import (
     MOMENT,
-    frequency_plan,
     job_record,
     one_microbatch,
     plan_record,

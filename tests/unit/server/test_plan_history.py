@@ -9,11 +9,11 @@ from dataclasses import replace
 from unittest.mock import Mock, patch
 
 import pytest
+from tests.planner.sample_plans import frequency_plan
 from tests.planner.samples import (
     MOMENT,
     CountingPlanner,
     Services,
-    frequency_plan,
     job_record,
     one_microbatch,
     plan_record,

@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from tests.planner.one_rank import acknowledge, register_rank, store_measurements
+from tests.planner.one_rank import acknowledge, register_rank, store_posts
 from tests.planner.samples import CountingPlanner, Services, job_spec, profile, rank_record
 from tests.planner.use_cases import put_profile, register_job
 from tests.unit.profiling.emulated_training import EmulatedTraining, Truth
@@ -19,6 +19,7 @@ from flyball_profiles.gpu_conditions import GpuConditions
 from flyball_profiles.stage_profile import EnergyScope, OperatingPoint, StageProfile
 from flyball_server.jobs.conditions.reconciler import SETTLE_S, ConditionsReconciler
 from flyball_server.jobs.errors import InvalidFieldError, RegistrationConflictError
+from flyball_server.jobs.measurements.measurements import RankPost
 from flyball_server.jobs.probing import PATIENCE, PATIENCE_STEPS, probed_versions
 from flyball_server.jobs.reconcile.plans import PlanReconciler
 from flyball_server.jobs.reconcile.probes import ProbeReconciler
@@ -149,6 +150,7 @@ class ProbedJob:
             self._post(version)
 
     def _post(self, version: ProbedVersion) -> None:
+        posts: list[RankPost] = []
         for measured in self._training.run_step(self.step, version):
             if measured.stage == self.silent_rank:
                 continue
@@ -171,8 +173,9 @@ class ProbedJob:
                     for count in [int(of.count)]
                 ),
             )
-            details = [detail] if self.tells else []
-            store_measurements(self.services.jobs, "job", measured.stage, [record], details)
+            details = (detail,) if self.tells else ()
+            posts.append(RankPost(rank=measured.stage, steps=(record,), details=details))
+        store_posts(self.services.jobs, posts)
         self.step += 1
 
     def profile_to_the_end(self) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.planner.samples import frequency_plan, plan_record, rank_record
+from tests.planner.sample_plans import frequency_plan
+from tests.planner.samples import plan_record, rank_record
 from tests.unit.planning.tiny_pipelines import (
     any_requests,
     equal_profile,

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from tests.planner.one_rank import register_rank, store_measurements
 from tests.planner.patience import wait_until
+from tests.planner.sample_plans import frequency_plan
 from tests.planner.samples import (
     CountingPlanner,
     Services,
-    frequency_plan,
     job_record,
     job_spec,
     profile,

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 from tests.planner.running import Running, two_stages
-from tests.planner.samples import frequency_plan, rank_record
+from tests.planner.sample_plans import frequency_plan
+from tests.planner.samples import rank_record
 
 from flyball_pipeline.instruction import InstructionKind
 from flyball_server.jobs.loop_state import PlanningInputs

@@ -52,7 +52,7 @@ export function frontierKey({ overview, history }) {
 export function marksOf(frontier, state) {
   const { baseline, envpipe } = frontier;
   /** @type {Mark[]} */
-  const marks = [mark("baseline", ["baseline: highest clocks", "baseline"], baseline, "predicted")];
+  const marks = [mark("baseline", ["baseline: highest clocks", ""], baseline, "predicted")];
   for (const group of alike(envpipe)) {
     const label = `EnvPipe: ${group.map(({ name }) => name).join("; ")}`;
     marks.push(mark("envpipe", [label, ""], group[0], "predicted"));

@@ -128,9 +128,10 @@ export function nameVersions(pen, series) {
   for (const run of versionRuns(series)) {
     const { left, right } = pen.span(series, run);
     const x = Math.round(left);
-    if (x < freeFrom - ratio || right - x < LEAST_NAMED * ratio) continue;
     const name = NAMES[String(run.version)] ?? `v${run.version}`;
-    pen.textWidth(name);
+    // A few mixed steps between two versions leave their place to the next version's name.
+    const least = run.version === "mixed" ? pen.textWidth(name) : LEAST_NAMED * ratio;
+    if (x < freeFrom - ratio || right - x < least) continue;
     const from = Math.max(x, edges.left) + 2 * ratio;
     const box = { x: from, y: edges.top + ratio, height: 14 * ratio, padding: 2 * ratio };
     freeFrom = from + pen.write(name, box, pen.colors["text-muted"]) + 4 * ratio;
