@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
@@ -42,11 +42,13 @@ class Rank:
 
     Args:
         folder: for what it finds.
+        announces: whether it announces its steps.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, announces: bool) -> None:
         self._folder = folder
         self.number = torch.distributed.get_rank()
+        self.announces = announces
 
     def agree(self, *, num_stages: int = 1) -> GlooAgreement:
         """Return its agreement, with the stages of a pipeline side by side."""
@@ -58,7 +60,8 @@ class Rank:
     def session(self) -> RankSession:
         """Return its session, without GPU and planner."""
         session = RankSession(gpu=None, job_id="job", rank=self.number, stage=0, planner=None)
-        session.plan_steps(self.agree(), coupling="step")
+        if self.announces:
+            session.plan_steps(self.agree(), coupling="step")
         session.start()
         return session
 
@@ -162,14 +165,16 @@ def steps_are_unequal(rank: Rank) -> None:
     """Rank 0 has more steps, and trains them while rank 1 joins it."""
     torch.manual_seed(1)
     model = DistributedDataParallel(nn.Linear(4, 4))
-    attach(model, job_id="job", announces_work=True)
-    batches = range(1, 6 - 2 * rank.number)
+    attach(model, job_id="job", announces_work=rank.announces)
+    batches: Iterable[int] = range(1, 6 - 2 * rank.number)
+    if rank.announces:
+        batches = steps(batches, lengths=int)
     found: list[object] = []
     with (
         mock.patch.object(RankSession, "_post", lambda _, posted: found.append(posted.work)),
         Join([model]),
     ):
-        for batch in steps(batches, lengths=int):
+        for batch in batches:
             with training_step(model):
                 model(torch.full((2, 4), float(batch))).sum().backward()
                 time.sleep(0.1)  # for the next step's exchange
@@ -203,22 +208,26 @@ def main(folder: Path) -> None:
     found: dict[str, list[int]] = {}
     gc.freeze()  # each rank would look through torch at its end
     for scenario, num_ranks in _SCENARIOS.items():
-        (own := folder / scenario.__name__).mkdir()
-        port, pids = free_port(), list[int]()
-        for rank in range(num_ranks):
-            if (pid := os.fork()) == 0:
-                signal.alarm(round(2 * _PATIENCE_S))
-                torch.set_num_threads(1)
-                torch.distributed.init_process_group(
-                    "gloo",
-                    init_method=f"tcp://127.0.0.1:{port}",
-                    rank=rank,
-                    world_size=num_ranks,
-                )
-                scenario(Rank(own))
-                return
-            pids.append(pid)
-        found[scenario.__name__] = _statuses(pids, own)
+        for announces in (True, False):
+            if scenario is exchanges and not announces:
+                continue
+            name = f"{scenario.__name__} {announces}"
+            (own := folder / name).mkdir()
+            port, pids = free_port(), list[int]()
+            for rank in range(num_ranks):
+                if (pid := os.fork()) == 0:
+                    signal.alarm(round(2 * _PATIENCE_S))
+                    torch.set_num_threads(1)
+                    torch.distributed.init_process_group(
+                        "gloo",
+                        init_method=f"tcp://127.0.0.1:{port}",
+                        rank=rank,
+                        world_size=num_ranks,
+                    )
+                    scenario(Rank(own, announces=announces))
+                    return
+                pids.append(pid)
+            found[name] = _statuses(pids, own)
     with suppress(BrokenPipeError):
         print(json.dumps(found))
 
