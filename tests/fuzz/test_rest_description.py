@@ -62,8 +62,9 @@ def called(schema: BaseSchema, *, max_examples: int, every_bound: bool = False) 
     Args:
         schema: the API.
         max_examples: of each operation.
-        every_bound: whether each of every parameter and field is tried once.
+        every_bound: whether examples and bounds of all parameters and fields are tried once.
     """
+    schema.config.phases.examples.enabled = every_bound
     schema.config.phases.coverage.enabled = every_bound
     schema.config.generation.max_examples = max_examples
     failures: list[str] = []

@@ -120,7 +120,7 @@ def test_a_lock_of_the_file_that_is_no_governors_keeps_no_clock_locked(watched: 
     with (watched.own_dir / f"{uuid}.clock").open() as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         held, restored = watched.check()
-        assert "is locked by a process that this one cannot end" in held
+        assert "is locked by a process that this process cannot end" in held
         assert "its SM clock was restored" in restored
         assert watched.nvml.range_mhz() == (0, 0)
         assert watched.check(GRACE_S) == []

@@ -301,7 +301,7 @@ def test_energies_of_many_plans_are_near_those_of_one_and_its_file_holds_its_req
         ([0, 1, 0, "end", 0.1], "[3]", "must be 'begin'"),
         ([0, 1, 0, "begin"], "[4]", "is missing"),
         ([2, 1, 0, "begin", 0.1], "", "a stage of the plan"),
-        ([0, 1, 1, "begin", 0.1], "", "after an earlier one"),
+        ([0, 1, 1, "begin", 0.1], "", "after an earlier position"),
         ([0, 99, 1, "begin", 0.1], "", "a position of it"),
         ([0, 8, 0, "begin", 0.1], "", "the clock changes between"),
         ([0, 1, 0, "begin", -0.1], "[4]", "greater than or equal to 0"),

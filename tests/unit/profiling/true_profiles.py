@@ -23,7 +23,7 @@ from flyball_server.planning.stragglers.slowed_pipelines import (
 from flyball_server.profiling.moves import Finished
 from flyball_server.profiling.observations import ProbeSetup
 from flyball_wire.online_profiling import ProbedPoint, ProfilingResult
-from flyball_wire.plan_options import PlanOptions
+from flyball_wire.plan_options import Effort, PlanOptions
 from flyball_wire.plans.plan import Plan, Slowdown
 
 A100_BLOCKING_POWER_W = 83.64
@@ -168,7 +168,10 @@ def _plan(
         profile=profile,
         num_microbatches=truth.schedule.num_microbatches,
         options=PlanOptions(
-            blocking_power_w=blocking_power_w, schedule=truth.schedule.name, reserve=0.0
+            blocking_power_w=blocking_power_w,
+            schedule=truth.schedule.name,
+            reserve=0.0,
+            effort=Effort.LOW,
         ),
     )
     plan = make_slowed_plan(SlowedRequest(request=request, slowdowns=slowdowns))

@@ -290,6 +290,9 @@ def test_steps_of_absurd_numbers_drop_no_others(
     assert kept_steps(services, 0) == newest
     far_steps = [far + number for far in sorted(absurd) for number in range(num_far)]
     assert kept_steps(services, 1) == newest + far_steps
+    # Nor does a step that is a little farther than those that are kept.
+    post_instructions(services, 0, range(79 + 33, 79 + 34), 4)
+    assert kept_steps(services, 0) == [*newest, 112]
     # A run that goes on far from where it was drops what is older, with its eighth step.
     post_instructions(services, 0, range(10_000, 10_007), 4)
     assert kept_steps(services, 0)[: len(newest)] == newest

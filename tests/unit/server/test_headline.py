@@ -203,7 +203,7 @@ def test_a_baseline_of_another_time_or_of_other_gpus_is_named(
         "The baseline was measured at another time: steps 1 to 19, at default clocks, 182 steps"
         " (6 min) before those on the plan. What changed in between counts as saving."
     )
-    said = f"The baseline ran on other GPUs: ranks 1 and 3 got a new one after step {after_step}."
+    said = f"The baseline ran on other GPUs: ranks 1 and 3 got a new GPU after step {after_step}."
     assert others == ([said] if is_said else [])
 
 
@@ -287,7 +287,7 @@ def test_the_page_and_the_report_have_one_headline_and_say_that_a_gpu_was_replac
     assert report is not None
     assert report == shared.overview_of("job").headline
     assert report.is_measured
-    assert "rank 1 got a new one after step 9" in report.caveats[1]
+    assert "rank 1 got a new GPU after step 9" in report.caveats[1]
     third = other.evolve(gpu_uuid="GPU-third", energy_scope=EnergyScope.GPU)
     register_rank(services, third)
     with services.store.reading() as reader:

@@ -204,7 +204,7 @@ def test_overruns_are_named_with_the_figures_of_the_steps_without_them() -> None
     )
     (default,) = savings.deviations
     assert (default.kind, default.num_steps) == ("default-clocks", 10)
-    assert "10 steps ran without a plan, at default clocks (10.0 s, 1000 J)" in default.text
+    assert "10 steps ran without a plan, at default clocks (10.0 s, 1.0 kJ)" in default.text
 
 
 def test_the_steps_left_out_are_all_named_by_reason() -> None:

@@ -84,8 +84,7 @@ def powers_w(working: WorkingRanks, num_blocks: int) -> tuple[list[float], StepP
     return found_w, known
 
 
-@pytest.mark.parametrize("draw", [lengths_of, uneven])
-@pytest.mark.parametrize("target_w", [225, 280])
+@pytest.mark.parametrize(("target_w", "draw"), [(225, lengths_of), (280, uneven)])
 def test_the_mean_power_of_blocks_comes_to_the_target(
     services: JobServices, target_w: float, draw: Draw
 ) -> None:

@@ -127,12 +127,12 @@ export function nameVersions(pen, series) {
   let freeFrom = edges.left;
   for (const run of versionRuns(series)) {
     const { left, right } = pen.span(series, run);
-    const x = Math.round(left);
     const name = NAMES[String(run.version)] ?? `v${run.version}`;
+    const width = pen.textWidth(name);
     // A few mixed steps between two versions leave their place to the next version's name.
-    const least = run.version === "mixed" ? pen.textWidth(name) : LEAST_NAMED * ratio;
-    if (x < freeFrom - ratio || right - x < least) continue;
-    const from = Math.max(x, edges.left) + 2 * ratio;
+    const least = run.version === "mixed" ? width : LEAST_NAMED * ratio;
+    const from = Math.max(Math.round(left), freeFrom) + 2 * ratio;
+    if (right - from < least) continue;
     const box = { x: from, y: edges.top + ratio, height: 14 * ratio, padding: 2 * ratio };
     freeFrom = from + pen.write(name, box, pen.colors["text-muted"]) + 4 * ratio;
   }

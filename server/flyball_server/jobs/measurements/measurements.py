@@ -229,7 +229,7 @@ def _save_details(writer: JobWriter, job_id: str, details: tuple[StepDetail, ...
     newest = max(detail.step for detail in details)
     for _ in range(_FEWEST_FAR):
         older = writer.newest_detail(job_id, newest - num_kept + 1)
-        if older is None or newest - older < 2 * num_kept:
+        if older is None or newest - older == num_kept:
             break
         if not _are_few(writer, job_id, newest, num_kept):
             break
