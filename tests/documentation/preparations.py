@@ -19,6 +19,7 @@ from flyball_profiles.examples import load_example_profile
 from flyball_profiles.gpu_windows import load_gpu_window
 from flyball_profiles.stage_profile_csv import write_stage_profile
 from flyball_wire.messages import JobRegistration
+from flyball_wire.plan_options import Effort
 
 NUM_STAGES, NUM_MICROBATCHES = 8, 12
 NOISE = 0.02
@@ -90,7 +91,7 @@ def put_jobs(
         num_microbatches=NUM_MICROBATCHES,
         gpu="a100",
         transition_ms=0.0,  # as its emulated GPUs change their clocks
-        effort="low",
+        effort=Effort.LOW,
         emulated=True,
     )
     with PlannerClient(url, token=token) as planner:
