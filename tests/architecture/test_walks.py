@@ -127,10 +127,13 @@ def on_the_way(hand_overs: Sequence[HandOver]) -> set[str]:
 def ranks_of(planner: LivePlanner) -> Iterator[list[RankSession]]:
     """Sessions of the job's two ranks, registered."""
     with ExitStack() as stack:
+        gpus = [open_local_gpu(rank, os.environ) for rank in range(2)]
+        for gpu in gpus:
+            stack.callback(gpu.close)  # else NVML stays open for the tests after this
         sessions = [
             stack.enter_context(
                 RankSession(
-                    gpu=open_local_gpu(rank, os.environ),
+                    gpu=gpus[rank],
                     planner=stack.enter_context(PlannerClient(str(planner.http.base_url))),
                     job_id="job",
                     rank=rank,
