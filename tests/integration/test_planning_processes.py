@@ -168,7 +168,7 @@ def children_of(pid: int) -> set[int]:
 
 def put_endless_job(served: ServeProcess) -> None:
     """A job whose planning goes on for half a minute at least."""
-    served.put_job(effort="high").raise_for_status()
+    served.put_job(num_microbatches=1024, effort="high").raise_for_status()
     with pytest.raises((httpx.TransportError, httpx.HTTPStatusError)):
         served.put_profile().raise_for_status()
 
