@@ -70,11 +70,10 @@ _AVERAGES = "require_backward_grad_sync"
 _SIZES = ("--tiny", "--steps", "3")
 _WIDTH = 8
 _PATIENCE_S = 60.0
-# Between steps that take no time, so that a plan can come; longer while the job is registered.
+# Between steps that take no time, so that a plan can come.
 _PAUSE_S = 0.01
-_REGISTERING_S = 0.1
 _NUM_MEASURED = 3
-_NUM_WITH_WORK = 4
+_NUM_WITH_WORK = 6
 _NUM_BATCHES = 8
 # Time in s within a step for the exchange of the next one.
 _EXCHANGE_S = 0.1
@@ -364,22 +363,15 @@ class VirtualJob:
                 num_accumulated=self._num_accumulated, averages_each=self._averages_each
             )
         self.timings += self.session.last_step_timings
+        time.sleep(_PAUSE_S)
 
-    def run_until_given(self) -> None:
-        """Train until the planner has the profile."""
-        self.run_until(
-            lambda: takes_profile(self.planner, self.job_id, self.profile),
-            pause_s=_REGISTERING_S,
-        )
-
-    def run_until(self, is_over: Callable[[], bool], *, pause_s: float = _PAUSE_S) -> bool:
+    def run_until(self, is_over: Callable[[], bool]) -> bool:
         """Train until rank 0 finds that it is over; return False where it takes too long."""
         deadline_s = time.monotonic() + _PATIENCE_S
         while not rank_0_says(is_over() if torch.distributed.get_rank() == 0 else False):
             if rank_0_says(time.monotonic() > deadline_s):
                 return False
             self.step()
-            time.sleep(pause_s)
         return True
 
     def run_on(self, sm_clock_mhz: int) -> list[Any]:
@@ -403,7 +395,7 @@ class VirtualJob:
 def planned(kind: str) -> Findings:
     """A job with its profile, under one target after another, and then with a straggler."""
     job = VirtualJob(kind, f"planned-{kind}", adaptation="frontier")
-    job.run_until_given()
+    job.run_until(lambda: takes_profile(job.planner, job.job_id, step_profile()))
     found: Findings = {"slowdown:0.05": job.run_on(1305)}
     for target, sm_clock_mhz in TARGETS[kind]:
         if torch.distributed.get_rank() == 0:
@@ -445,7 +437,7 @@ def with_own_clocks() -> Findings:
     job = VirtualJob(
         "ddp", "own-clocks", work=lambda step, microbatch: work_of(rank, step), announces_work=True
     )
-    job.run_until_given()
+    job.run_until(lambda: takes_profile(job.planner, job.job_id, step_profile()))
     number = job.session.current_step
     deadline_s = time.monotonic() + _PATIENCE_S
     for _ in steps(count(number), lengths=lambda number: work_of(rank, number)):
@@ -475,7 +467,7 @@ def with_microbatches(kind: str, work_of: WorkOf, *, averages_each: bool = True)
         num_microbatches=number,
         target="fastest",
     )
-    job.run_until_given()
+    job.run_until(lambda: takes_profile(job.planner, job.job_id, job.profile))
     first = job.session.current_step * number
     deadline_s = time.monotonic() + _PATIENCE_S
     loader = steps(
