@@ -24,18 +24,18 @@ from flyball_client.session.rank_session import RankSession
 from flyball_server.cli.plan import COMMAND
 from flyball_wire import routes
 
-# The search for clocks asks models the same questions a thousand times: one caller.
+# The search for clocks calls models a thousand times: it counts as a single caller.
 SEARCH = (
     "flyball_server.planning.policies",
     "flyball_server.planning.frontier.",
     "flyball_server.planning.schedule_choice",
 )
-# A point in each long loop at which a solve can be cancelled: nothing is handed over.
-ASKED_ANYWHERE = {"flyball_server.planning.cancellation"}
+# Called in each long loop, so that a solve can be cancelled there: nothing is handed over.
+CALLED_ANYWHERE = {"flyball_server.planning.cancellation"}
 
 
 def callers(hand_overs: tuple[HandOver, ...]) -> dict[str, set[str]]:
-    """By module, the modules that call functions of it or make objects of it."""
+    """Return by module the modules that call its functions or make its objects."""
     found: defaultdict[str, set[str]] = defaultdict(set)
     for one in hand_overs:
         is_entry = "." not in one.function or one.function.endswith(".__init__")
@@ -46,7 +46,7 @@ def callers(hand_overs: tuple[HandOver, ...]) -> dict[str, set[str]]:
 
 
 def two_pipelines() -> str:
-    """The profile of two data-parallel pipelines."""
+    """Return the profile of two data-parallel pipelines."""
     header, *rows = profile_csv().splitlines()
     of_ranks = [f"{row},{dp_rank}" for dp_rank in range(2) for row in rows]
     return "\n".join([f"{header},dp_rank", *of_ranks]) + "\n"
@@ -72,7 +72,7 @@ def test_from_a_csv_to_a_printed_plan_each_module_is_entered_at_most_twice(
     assert capsys.readouterr().out
     assert len(found) > 30
     often = {module: sorted(of) for module, of in found.items() if len(of) > 2}
-    assert {*often} <= ASKED_ANYWHERE, often
+    assert {*often} <= CALLED_ANYWHERE, often
 
 
 # ------------------------------------------------------------------ a profile to the clocks
@@ -81,14 +81,14 @@ def test_from_a_csv_to_a_printed_plan_each_module_is_entered_at_most_twice(
 CLOCKS_MHZ = (1395, 1275)
 TIMES = LinkTimes(poll_wait_s=10.0, gather_s=10.0, first_retry_s=0.01, longest_retry_s=0.05)
 FIRST, LAST = "flyball_server.http.routes.profiles", "flyball_client.gpu.nvml.device"
-# What no call hands over: HTTP, pickles, the result of a future, shared memory.
+# Handed over by no call, but by HTTP, pickles, the result of a future or shared memory.
 CROSSINGS = (
     ("flyball_server.http.routes.ranks", "flyball_client.api.connection"),
     ("flyball_server.solving.processes", "flyball_server.jobs.reconcile.solve"),
     ("flyball_client.governor.process_governor", "flyball_client.governor.governor_process"),
     ("flyball_client.governor.governor_process", "flyball_client.governor.clock_controller"),
 )
-# Its inside is the walk above; the kit's caches and batches know nothing of what they hold.
+# Planning is followed in the walk above; caches and batches of the kit do not read what they hold.
 PLANNING, KIT = "flyball_server.planning.", "flyball_server.kit."
 MOST_MODULES = 35
 FORMS_OF_A_PLAN = {"PipelinePlan", "RankPlan", "CompiledPlan"}
@@ -98,7 +98,7 @@ Graph = Mapping[str, set[str]]
 
 
 def reached(graph: Graph, start: str) -> set[str]:
-    """The modules that what `start` has can come to, with itself."""
+    """Return the modules that data of `start` can reach, and `start`."""
     found, waiting = {start}, [start]
     while waiting:
         further = graph.get(waiting.pop(), set()) - found
@@ -108,7 +108,7 @@ def reached(graph: Graph, start: str) -> set[str]:
 
 
 def on_the_way(hand_overs: Sequence[HandOver]) -> set[str]:
-    """The modules that get the profile or the plan, and hand on what comes to NVML."""
+    """Return the modules that get the profile or the plan, and hand on what reaches NVML."""
     onward: defaultdict[str, set[str]] = defaultdict(set)
     for one in hand_overs:
         giver, taker = one.caller, one.module
@@ -125,7 +125,7 @@ def on_the_way(hand_overs: Sequence[HandOver]) -> set[str]:
 
 @contextmanager
 def ranks_of(planner: LivePlanner) -> Iterator[list[RankSession]]:
-    """Sessions of the job's two ranks, registered."""
+    """Start sessions of the job's two ranks; they are registered."""
     with ExitStack() as stack:
         gpus = [open_local_gpu(rank, os.environ) for rank in range(2)]
         for gpu in gpus:
@@ -148,7 +148,7 @@ def ranks_of(planner: LivePlanner) -> Iterator[list[RankSession]]:
         yield sessions
 
 
-# Of 1F1B, by rank.
+# Orders of 1F1B by rank.
 ORDERS = (
     (("forward", 0), ("forward", 1), ("backward", 0), ("backward", 1)),
     (("forward", 0), ("backward", 0), ("forward", 1), ("backward", 1)),
@@ -172,7 +172,7 @@ def walk_folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_a_profile_comes_to_nvml_through_35_modules_in_three_forms_of_a_plan(
+def test_a_profile_comes_to_nvml_through_at_most_35_modules_in_three_forms_of_a_plan(
     loaded_nvml: FalseNvml, walk_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     walk = Walk(walk_folder, CLOCKS_MHZ)
@@ -203,17 +203,17 @@ def test_a_profile_comes_to_nvml_through_35_modules_in_three_forms_of_a_plan(
 
 
 def is_between_ours(hand_over: HandOver) -> bool:
-    """Whether two modules of ours take part that are not both planning's."""
+    """Return whether modules of ours hand over, not both of them planning's."""
     caller, module = hand_over.caller, hand_over.module
     return caller != "" and not (caller.startswith(PLANNING) and module.startswith(PLANNING))
 
 
 # ------------------------------------------------------------------ a step to the report
 
-# Energy of one step on one rank, and on both, J; no other step's sums to them.
+# Energy of a step on one rank, and on both, J; no sum over other steps is the same.
 OF_RANK_J, OF_BOTH_J = 123.4375, 246.9375
 TYPES_OF_A_STEP = {"StepMeasurement", "StepRecord", "StepTotals"}
-# Of the totals: as long as there are few steps, a batch has one.
+# Part of the totals: while there are few steps, a batch holds a single step.
 TOTALS = {"BatchMeans"}
 
 

@@ -1,11 +1,11 @@
-"""Follows a walk through our modules: which function hands on to which, and what it hands on.
+"""Walks of data through our modules: which function hands on to which, and the data handed on.
 
-Only what a function of one module gives to a function of another counts: calls and their answers.
-What data do themselves (methods of frozen dataclasses, tuples, enumerations and errors) belongs to
-whoever holds them, and what runs while a module is imported to no walk.
+Calls from one module to a function of another count, and their answers. Methods of data (frozen
+dataclasses, tuples, enumerations and errors) count as part of their caller, and calls during an
+import do not count.
 
-Processes started meanwhile are followed too: their Python finds `sitecustomize` in a folder of the
-walk, which is first on PYTHONPATH.
+Processes started during a walk are followed too: their Python finds `sitecustomize` in the walk's
+folder, which is first on PYTHONPATH.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ sys.path.append({root!r})
 from tests.architecture.walks import follow_process
 follow_process()
 """
-# Data are searched no deeper than so many objects, and no further than so many items of each.
+# Limits of the search in data: number of nested objects, and of items of each sequence.
 _DEPTH, _WIDTH = 8, 8
 
 
@@ -47,8 +47,8 @@ class HandOver(NamedTuple):
     Attributes:
         caller: module that called; empty: none of ours.
         module, function: the function.
-        event: `call`, `return`.
-        found: forms in which it had the values that are followed: a type of ours, `text`, `number`.
+        event: `call` or `return`.
+        found: forms of the followed values in it: name of a type, `text` or `number`.
     """
 
     caller: str
@@ -62,11 +62,11 @@ class _Follower:
     """Follows the calls of this process.
 
     Args:
-        folder: of the walk, where hand-overs are written.
-        values: numbers whose way is followed; none: only calls are.
+        folder: folder of the walk, where hand-overs are written.
+        values: numbers to follow; none: only calls are followed.
     """
 
-    def __init__(self, folder: Path, values: frozenset[float] = frozenset()) -> None:
+    def __init__(self, folder: Path, values: frozenset[float]) -> None:
         self._folder = folder
         self._writing = threading.Lock()
         with (folder / _IS_OPEN).open("r+b") as gate:
@@ -94,7 +94,7 @@ class _Follower:
         if not module or self._is_of_data(frame.f_code, module):
             return
         caller = self._caller_of(frame, module)
-        # What a module has for itself another reaches by unpickling alone.
+        # Another module calls a private function only by unpickling.
         function = frame.f_code.co_qualname
         if caller is None or (function.startswith("_") and "." not in function):
             return
@@ -126,7 +126,7 @@ class _Follower:
         return self._of_data[code]
 
     def _caller_of(self, frame: FrameType, module: str) -> str | None:
-        """Return the module of ours that called it; None: its own, or an import."""
+        """Return the module of ours that called it, empty: none; None: its own, or an import."""
         before = frame.f_back
         while before is not None:
             code = before.f_code
@@ -141,7 +141,7 @@ class _Follower:
         return ""
 
     def _carried(self, found: object, depth: int = 0) -> Iterator[str]:
-        """Find the values, in data of ours, in text or as numbers."""
+        """Find the followed values in data, in text or as numbers."""
         if isinstance(found, str | bytes | bytearray | memoryview):
             text = found if isinstance(found, str) else bytes(found).decode("latin-1")
             if self._as_text is not None and self._as_text.search(text):
@@ -162,7 +162,7 @@ class _Follower:
         line = json.dumps(row)
         if line not in self._seen:
             self._seen.add(line)
-            # Opened each time: a helper closes the files that it did not open.
+            # Opened each time, as a helper process closes files that it did not open.
             with self._writing, (self._folder / f"{os.getpid()}.{_ROWS}").open("a") as file:
                 file.write(line + "\n")
 
@@ -175,7 +175,7 @@ def _is_data(owner: type) -> bool:
 
 
 def follow_process() -> None:
-    """Follow this process, which was started during a walk."""
+    """Follow the calls of this process, which was started during a walk."""
     values = frozenset(map(float, os.environ[_VALUES].split()))
     _Follower(Path(os.environ[_FOLDER]), values).start()
 
@@ -184,8 +184,8 @@ class Walk:
     """A walk, followed from `begin` to `end`.
 
     Args:
-        folder: for what is found; a folder of its own.
-        values: numbers whose way is followed; none: only calls are.
+        folder: folder for the hand-overs, with nothing else in it.
+        values: numbers to follow; none: only calls are followed.
     """
 
     def __init__(self, folder: Path, values: Sequence[float] = ()) -> None:

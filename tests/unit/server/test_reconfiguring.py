@@ -26,10 +26,7 @@ from flyball_server.jobs.reconcile.reconfigurations import (
     ReconfigurationReconciler,
 )
 from flyball_server.jobs.records import PlanRecord
-from flyball_server.jobs.registry.inspection import (
-    get_job,
-    get_plan,
-)
+from flyball_server.jobs.registry.inspection import get_job, get_plan
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.contract import JobStore
 from flyball_server.jobs.store.sql.job_reader import JobReader

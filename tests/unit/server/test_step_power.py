@@ -154,7 +154,7 @@ def test_chance_and_coarse_clocks_do_not_make_versions_for_ever(services: JobSer
     ]
     for error, share in cases:
         known = StepPower(target="power:250")
-        for _ in range(2000):
+        for _ in range(500):
             known = corrected(known, plan, profile(), 250 * share(), error=error)
         assert 4 <= known.num_changes <= 6
         # A miss that is much larger is corrected still.
