@@ -85,6 +85,9 @@ def test_no_reconciler_fails(data: st.DataObject) -> None:
         planner=make_plan_only,
     )
     is_online = data.draw(st.booleans())
+    adaptation = data.draw(st.sampled_from(Adaptation))
+    is_raised = adaptation == Adaptation.RECONFIGURE  # for policy envelope and its one target only
+    targets = ["fastest"] if is_raised else ["fastest", "slowdown:10%", "deadline:0.01"]
     spec = job_spec(
         num_stages=num_stages,
         num_microbatches=num_microbatches,
@@ -93,8 +96,9 @@ def test_no_reconciler_fails(data: st.DataObject) -> None:
         checkpoint=context.checkpoint,
         extra_forwards=(0,) * num_stages if schedule == "envpipe" else None,
         effort="low",
-        target=data.draw(st.sampled_from(["fastest", "slowdown:10%", "deadline:0.01"])),
-        adaptation=data.draw(st.sampled_from(Adaptation)),
+        policy="envelope" if is_raised else "frontier",
+        target=data.draw(st.sampled_from(targets)),
+        adaptation=adaptation,
         profiling=Profiling.ONLINE if is_online else Profiling.GIVEN,
     )
     try:
