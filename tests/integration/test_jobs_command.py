@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -138,6 +139,7 @@ def test_a_timetable_is_put_shown_and_deleted(live: LivePlanner) -> None:
     once = ("--window", "2199-01-01T00:00+01:00", "2199-01-02T00:00+01:00", "least-energy")
     text = jobs("timetable", "job", *nightly, *once, "--timezone", "Europe/Berlin")
     assert text.startswith("timetable (Europe/Berlin): now ")
+    assert re.search(r", next change \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC\n", text)
     assert "\n  22:00 to 06:00 on mon,tue: power:8000\n" in text
     status = document("timetable", "job")
     assert status == answered(live, "job/timetable")
