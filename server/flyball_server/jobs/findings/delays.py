@@ -196,9 +196,7 @@ def _is_left_alone(job: JobRecord, loop_state: JobLoopState) -> bool:
 
 def _given_hops_s(spec: JobSpec) -> tuple[float, ...] | None:
     """Return the transfers that the job gives, s; None: none are given."""
-    if spec.transfer_ms is None:
-        return None
-    return tuple(hop_ms / 1e3 for hop_ms in spec.transfer_ms)
+    return None if spec.transfer_ms is None else spec.transfer_s
 
 
 def _rounded(delays: MeasuredDelays) -> MeasuredDelays:
