@@ -195,7 +195,7 @@ def attach(
 
     Call it once on every rank, after `initialize_model_parallel`, and with `hooks="patch"` before
     `get_forward_backward_func`. Rank 0 registers the job with the order that Megatron's schedule
-    runs, every rank registers itself. Without planner or plan, training runs at the GPU's default
+    runs; every rank registers itself. Without planner or plan, training runs at the GPU's default
     clocks. All ranks wait here for each other and compare their orders. A call with
     `forward_only=True` is not hooked. Where the config leaves no place for hooks inside a step,
     each stage runs at one clock, and a step is a `training_step`.

@@ -279,7 +279,7 @@ def _stages(reading: FollowedJob, whole: Sequence[StagesOfStep]) -> list[Block]:
     if not window:
         return []
     (version,) = window[-1].plan_versions
-    plan = next((known for known in reading.history if known.version == version), None)
+    plan = next((summary for summary in reading.history if summary.version == version), None)
     title = f"stages in steps {window[0].step} to {window[-1].step}, "
     title += "without a plan" if version is None else f"on version {version}"
     if plan is not None and plan.kind == PlanKind.COMPARISON:
@@ -345,8 +345,7 @@ def _versions(reading: FollowedJob, now: datetime) -> list[Block]:
     older = len(reading.history) - len(shown)
     note = "newest versions of the plan, * the active one" + (f"; {older} older" if older else "")
     rows = [
-        _version_row(shown_version, reading.overview.active_version, now)
-        for shown_version in reversed(shown)
+        _version_row(version, reading.overview.active_version, now) for version in reversed(shown)
     ]
     return [(), (_muted(note),), Table.of(rows)] if rows else []
 
