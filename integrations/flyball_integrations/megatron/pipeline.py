@@ -464,7 +464,7 @@ def _possible_options(
     """Return the options; where no hook can run inside a step, with policy `constant`.
 
     Raises:
-        ValueError: in that case another policy is given, or the profile is to be measured in training.
+        ValueError: then the policy is another, or the profile is to be measured in training.
     """
     unhooked = _what_cannot_be_hooked(config)
     if unhooked is None:
