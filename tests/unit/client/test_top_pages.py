@@ -124,8 +124,8 @@ def test_jobs_keep_their_places_whichever_had_the_last_heartbeat() -> None:
 
 
 def test_a_change_whose_interval_includes_zero_is_not_shown_as_one() -> None:
-    unsure = replace(PLANNED, saving_percent=UNSURE, slowdown_percent=UNSURE)
-    row = next(row for row in words_of(jobs_text(unsure)) if row[:1] == ["gpt3-night"])
+    unsure = replace(PLANNED, job_id="unsure", saving_percent=UNSURE, slowdown_percent=UNSURE)
+    row = next(row for row in words_of(jobs_text(PLANNED, unsure)) if row[:1] == ["unsure"])
     assert row[3:6] == [UNKNOWN, UNKNOWN, "2.0100"]
 
 
