@@ -81,7 +81,7 @@ class RankSession:
         observer: Observer that is called with each instruction; None: the GPU if it is emulated.
         without_planner: Clocks while the planner cannot be reached: those of the last plan, or
             default clocks.
-        lease_s: Time in s without a hook after which the clock is restored until the next step.
+        lease_s: Time in s without a hook after which the clock is restored until the next hook.
             The start of an instruction at the previous clock does not count as a hook.
         plans: Received plans, with the choice among them; None: the newest is run.
         clock: Monotonic clock in s; None: emulated time on an emulated GPU, else the system's.

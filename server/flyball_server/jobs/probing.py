@@ -78,7 +78,7 @@ def read_probing(reader: JobReader, job: JobRecord, now: datetime) -> ProbingRec
     ranks = reader.list_ranks(job.job_id)
     if len(ranks) < job.spec.num_expected_ranks:
         return None
-    # Only the newest round, as long as it is being measured: they are large.
+    # Only the newest plan, as long as it is being measured: they are large.
     newest = reader.newest_plan(job.job_id)
     problem = None
     has_started_over = _has_started_over(reader.list_versions(job.job_id)[-2:])
@@ -362,7 +362,7 @@ def _work_over_mean(
     return max(
         (
             _busy_s(times)
-            / sum(raw.count * mean_s.mean_s for raw, mean_s in zip(times, of_mean, strict=True))
+            / sum(raw.count * mean.mean_s for raw, mean in zip(times, of_mean, strict=True))
             for times, of_mean in ranks
         ),
         default=1.0,

@@ -348,7 +348,7 @@ def _is_as_ordered(schedule: Schedule, stage: int, reports: _Reports) -> bool:
         for kind, microbatch, chunk, _, computed_s, received_s, *_ in reports
     ]
     # Without a recorded end an instruction has no time.
-    return is_as_ordered(schedule, stage, times) and all(timed.computed_s > 0 for timed in times)
+    return is_as_ordered(schedule, stage, times) and all(report.computed_s > 0 for report in times)
 
 
 def _timed_stages(

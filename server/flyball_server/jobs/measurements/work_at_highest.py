@@ -101,7 +101,7 @@ class WorkPredictor:
                 return None
             own.append((model, factors))
         time_s = max(
-            max(earliest_finish_s(model.dag, _times_s(model, of_rank))) for model, of_rank in own
+            max(earliest_finish_s(model.dag, _times_s(model, factors))) for model, factors in own
         )
         energy_j = math.fsum(_energy_j(model, factors, time_s) for model, factors in own)
         return WorkAtHighest(time_s=time_s, energy_j=energy_j, model=self._number)

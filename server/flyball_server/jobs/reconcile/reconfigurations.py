@@ -1,7 +1,7 @@
 """EnvPipe's loop: a next version with raised clocks while measured waits require one.
 
 Its progress is stored in the versions themselves: those that are undecided request the ranks'
-instructions, the last level totals.
+instructions, the last version totals.
 """
 
 from __future__ import annotations
