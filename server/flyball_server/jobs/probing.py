@@ -26,7 +26,8 @@ from flyball_server.profiling.observations import (
     StageStep,
 )
 from flyball_server.profiling.worked_steps import WorkedRank, averaged, mean_work
-from flyball_wire.messages import JobSpec, MeasurementDetail, PlanVersion
+from flyball_wire.measurements import MeasurementDetail
+from flyball_wire.messages import JobSpec, PlanVersion
 
 # Number of newest steps that may still lack the last rank's measurement.
 _LOOK_BACK_STEPS = 8

@@ -19,7 +19,8 @@ from flyball_server.jobs.findings.step_ratios import (
     stage_work,
 )
 from flyball_server.jobs.job_state import OVER
-from flyball_server.jobs.loop_state import JobLoopState, WorkModel
+from flyball_server.jobs.loop_state import JobLoopState
+from flyball_server.jobs.planning_inputs import WorkModel
 from flyball_server.jobs.records import JobRecord, RankRecord
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.sql.job_reader import JobReader

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from flyball_server.jobs.savings.intervals import MeanEstimate
 from flyball_server.jobs.step_records import StepTotals
-from flyball_wire.closed_loop import Estimate
+from flyball_wire.savings import Estimate
 
 
 class WorkAtHighest(NamedTuple):
