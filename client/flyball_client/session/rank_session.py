@@ -45,7 +45,7 @@ from flyball_client.session.registration import (
 from flyball_client.session.step_recorder import StepMeter, StepRecorder
 from flyball_client.session.step_shape import StepShape
 from flyball_client.steps.agreement import Coupling, StepAgreement, check_coupling
-from flyball_wire.messages import StepMeasurement
+from flyball_wire.measurements import StepMeasurement
 
 _logger = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from flyball_client.cli.figures import (
 )
 from flyball_client.cli.top.blocks import LEVELS, Block, Page, Paragraph, Row, Span, Table, Tone
 from flyball_client.cli.top.reading import FollowedJob, Seen
-from flyball_wire.closed_loop import Estimate, Straggler
+from flyball_wire.closed_loop import Straggler
 from flyball_wire.messages import JobState
 from flyball_wire.read_models import (
     JobOverview,
@@ -32,6 +32,7 @@ from flyball_wire.read_models import (
     StagesOfStep,
     StepClocks,
 )
+from flyball_wire.savings import Estimate
 
 # How figures are written; "z": never -0.00.
 _TIME_S, _ENERGY_J, _POWER_W, _CLOCK_MHZ = ".4f", ".1f", ".1f", ".0f"

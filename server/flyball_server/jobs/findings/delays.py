@@ -9,7 +9,7 @@ from flyball_server.jobs.findings.news_of_work import new_model, not_announced
 from flyball_server.jobs.findings.noting import note_findings
 from flyball_server.jobs.findings.placement import gpus_in_node
 from flyball_server.jobs.job_state import OVER
-from flyball_server.jobs.loop_state import JobLoopState, MeasuredDelays, WorkModel
+from flyball_server.jobs.loop_state import JobLoopState
 from flyball_server.jobs.measurements.announced_work import (
     following,
     measured_work,
@@ -20,6 +20,7 @@ from flyball_server.jobs.measurements.timed_steps import (
     read_timed_steps,
     timed_version,
 )
+from flyball_server.jobs.planning_inputs import MeasuredDelays, WorkModel
 from flyball_server.jobs.records import JobRecord, PlanRecord
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.sql.job_reader import JobReader
