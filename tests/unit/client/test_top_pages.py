@@ -21,9 +21,10 @@ from flyball_client.cli.figures import UNKNOWN, power_text
 from flyball_client.cli.top.blocks import ASCII
 from flyball_client.cli.top.pages import page_of
 from flyball_client.cli.top.reading import FollowedJob, Seen
-from flyball_wire.closed_loop import Estimate, StragglerReason, StragglerSource
+from flyball_wire.closed_loop import StragglerReason, StragglerSource
 from flyball_wire.messages import JobState
 from flyball_wire.read_models import JobOverview, Overview, StagesOfStep
+from flyball_wire.savings import Estimate
 
 NOW = datetime(2026, 1, 5, 9, 30, tzinfo=UTC)
 ENDED = replace(PLANNED, job_id="a-ended", state=JobState.ENDED, num_present=0)

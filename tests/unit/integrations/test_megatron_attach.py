@@ -26,6 +26,7 @@ from flyball_integrations.megatron import pipeline
 from flyball_integrations.megatron.order import interleaved
 from flyball_integrations.megatron.pipeline import attach, detach, training_step
 from flyball_integrations.shared import attachment
+from flyball_integrations.shared.device_hooks import DeviceHooks
 from flyball_server.planning.scheduling import schedule_for
 from flyball_wire.messages import JobRegistration
 
@@ -182,7 +183,7 @@ def test_where_no_hook_can_run_inside_a_step_each_stage_has_one_clock(
 def test_whole_steps_are_timed_after_a_wait_for_the_device(
     changes: dict[str, Any], timing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = mock.Mock(wraps=attachment.DeviceHooks)
+    made = mock.Mock(wraps=DeviceHooks)
     monkeypatch.setattr(attachment, "DeviceHooks", made)
     attach(config(**changes), job_id="job", num_microbatches=2, gpu=RecordingGpu(), timing="stream")
     made.assert_called_once_with(torch.device("cpu"), timing)
