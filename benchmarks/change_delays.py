@@ -19,7 +19,7 @@ from flyball_lab.emulation.emulated_pipeline import planned_ranks
 from flyball_profiles.examples import load_example_profile
 from flyball_profiles.gpu_windows import load_gpu_window
 from flyball_profiles.stage_profile import StageProfile
-from flyball_server.jobs.loop_state import MeasuredDelays
+from flyball_server.jobs.planning_inputs import MeasuredDelays
 from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_wire.plan_options import Effort, PlanOptions
 from flyball_wire.plans.plan import Plan

@@ -37,7 +37,8 @@ from flyball_profiles.examples import EXAMPLE_PROFILE_NAME, load_example_profile
 from flyball_profiles.stage_profile import StageProfile
 from flyball_profiles.stage_profile_csv import write_stage_profile
 from flyball_server.planning.scheduling import ScheduleContext, extra_warmup_forwards
-from flyball_wire.messages import JobRegistration, StepMeasurement
+from flyball_wire.measurements import StepMeasurement
+from flyball_wire.messages import JobRegistration
 from flyball_wire.plan_options import Policy, Reconfigure
 from gpt3_cells import A100
 from made_profiles import scaled

@@ -32,7 +32,7 @@ from flyball_client.gpu.registry import open_local_gpu
 from flyball_client.session.rank_session import RankSession
 from flyball_integrations.huggingface import build_causal_lm, next_token_loss
 from flyball_integrations.shared.device_hooks import DeviceHooks
-from flyball_wire.messages import StepMeasurement
+from flyball_wire.measurements import StepMeasurement
 
 SEED = 1788
 NUM_MICROBATCHES = 8

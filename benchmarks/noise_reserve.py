@@ -35,16 +35,16 @@ from flyball_lab.emulation.emulated_pipeline import EmulatedRank, planned_ranks,
 from flyball_pipeline.dag import DependencyDag
 from flyball_profiles.examples import load_example_profile
 from flyball_profiles.stage_profile import StageProfile
-from flyball_server.jobs.loop_state import MeasuredDelays
 from flyball_server.jobs.measurements.timed_steps import (
     StepReports,
     delays_of_steps,
     num_timed_steps,
 )
+from flyball_server.jobs.planning_inputs import MeasuredDelays
 from flyball_server.jobs.wanted.request import with_measured_delays
 from flyball_server.planning.documents.recorded_plan import model_of_plan
 from flyball_server.planning.planner import PlanRequest, make_plan
-from flyball_wire.messages import InstructionReport
+from flyball_wire.measurements import InstructionReport
 from flyball_wire.plan_options import PlanOptions, Policy
 from flyball_wire.plans.plan import Plan
 from gpt3_cells import A100

@@ -26,10 +26,7 @@ from benchmark_report import (
 from flyball_client.api.planner_client import PlannerClient
 from flyball_profiles.examples import load_example_profile
 from flyball_wire import routes
-from flyball_wire.messages import (
-    MeasurementBatch,
-    StepMeasurement,
-)
+from flyball_wire.measurements import MeasurementBatch, StepMeasurement
 from flyball_wire.plan_options import Effort, Policy
 from made_profiles import tile_profile
 from measured_process import BenchmarkError

@@ -65,8 +65,8 @@ class ClockGroups:
             clocks.slowest_within(ratio) for clocks, ratio in zip(self._clocks, ratios, strict=True)
         ]
         return [
-            curve.choice_of_number[number_of[node]]
-            for curve, node in zip(curves, group, strict=True)
+            curve.choice_of_number[number_of[number]]
+            for curve, number in zip(curves, group, strict=True)
         ]
 
 

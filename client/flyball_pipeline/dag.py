@@ -1,6 +1,6 @@
 """The dependency DAG of a schedule: what each instruction waits for.
 
-Along a stage every instruction waits for that before it. Between virtual stages
+Along a stage every instruction waits for the instruction before it. Between virtual stages
 `forward(v, m) -> forward(v+1, m)` and `backward(v+1, m) -> backward(v, m)`; on the last one
 `forward -> backward`; `backward_input -> backward_weight`. So each instruction has at most two
 predecessors: one in its stage's order, and one that makes its input. (Whatever else it needs of

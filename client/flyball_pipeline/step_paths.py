@@ -169,13 +169,15 @@ class StepPaths:
         ratios = [1.0] * len(most)
         segment_of = [segments_s[meeting] for meeting in self.meeting]
         for _ in range(rounds):
-            times_s = [ratios[node] * time_s for node, time_s in zip(group, least_s, strict=True)]
+            times_s = [
+                ratios[number] * time_s for number, time_s in zip(group, least_s, strict=True)
+            ]
             ends_s, rests_s = self.ends_s(times_s), self.rests_s(times_s)
             longest_s = [0.0] * len(most)
             places = zip(group, ends_s, rests_s, segment_of, strict=False)
-            for node, end_s, rest_s, segment_s in places:
+            for number, end_s, rest_s, segment_s in places:
                 share = (end_s + rest_s) / segment_s
-                longest_s[node] = max(longest_s[node], share)
+                longest_s[number] = max(longest_s[number], share)
             ratios = [
                 max(1.0, min(ratio / share, limit))
                 for ratio, share, limit in zip(ratios, longest_s, most, strict=True)

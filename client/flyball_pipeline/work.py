@@ -120,9 +120,7 @@ def has_lengths_outside(work: StepWork, lengths_range: tuple[float, float] | Non
     if lengths_range is None:
         return False
     least, most = lengths_range
-    return any(
-        len(of_microbatch) == 2 and not least <= of_microbatch[0] <= most for of_microbatch in work
-    )
+    return any(len(microbatch) == 2 and not least <= microbatch[0] <= most for microbatch in work)
 
 
 def work_factors(

@@ -10,18 +10,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from flyball_profiles.clock_transitions import ClockTransitions
-from flyball_wire.closed_loop import (
-    NO_RESERVE,
-    ComparedPlan,
-    Deviation,
-    Estimate,
-    Headline,
-    MissedTarget,
-    PlannedDelays,
-    Reserve,
-)
+from flyball_wire.closed_loop import NO_RESERVE, ComparedPlan, MissedTarget, PlannedDelays, Reserve
 from flyball_wire.energy_factors import EnergyFactors
 from flyball_wire.messages import JobCondition, JobState
+from flyball_wire.savings import Deviation, Estimate, Headline
 from flyball_wire.strictness import Sent
 
 

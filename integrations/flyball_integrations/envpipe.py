@@ -135,7 +135,7 @@ class PlanWait:
     """A script's phases before its measurement, which end when all ranks have a plan in force.
 
     All ranks decide together at the end of each step, so that they leave these phases after the
-    same order.
+    same step.
 
     Args:
         engine: the pipeline engine.

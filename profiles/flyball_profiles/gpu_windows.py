@@ -102,7 +102,7 @@ class GpuWindow:
                 f"{_IN_NODE} must be from 1 to {_MOST_IN_NODE}, not {self.gpus_in_node}"
             )
         optional = [
-            column for column in (_BLOCKING_POWER, _IN_NODE) if getattr(self, column) is not None
+            figure for figure in (_BLOCKING_POWER, _IN_NODE) if getattr(self, figure) is not None
         ]
         for figure in (*_CLOCK_FIGURES, *optional):
             if not self.sources.get(figure, "").strip():

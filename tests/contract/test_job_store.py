@@ -22,22 +22,16 @@ from flyball_profiles.gpu_conditions import GpuConditions
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.jobs.errors import StoreClosedError
 from flyball_server.jobs.job_state import JobInput
-from flyball_server.jobs.loop_state import (
-    AnnouncedSlowdown,
-    Attempt,
-    Comparison,
-    JobLoopState,
-    PlanningInputs,
-    RankSlowdown,
-    WorkModel,
-)
+from flyball_server.jobs.loop_state import AnnouncedSlowdown, Attempt, Comparison, JobLoopState
+from flyball_server.jobs.planning_inputs import PlanningInputs, RankSlowdown, WorkModel
 from flyball_server.jobs.records import NewestVersion
 from flyball_server.jobs.step_records import StepDetail, StepTotals
 from flyball_server.jobs.store.contract import JobStore
 from flyball_server.jobs.store.sql.job_writer import MAX_KEPT_PROFILES
 from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_wire.closed_loop import StragglerReason, Timetable, TimetableWindow
-from flyball_wire.messages import JobState, MeasurementDetail
+from flyball_wire.measurements import MeasurementDetail
+from flyball_wire.messages import JobState
 from flyball_wire.online_profiling import ProfilingResult, ProfilingState
 from flyball_wire.orders import OtherOrder
 from flyball_wire.plan_options import Effort, PlanOptions, Policy

@@ -18,7 +18,8 @@ from tests.planner.samples import (
 )
 
 from flyball_server.jobs.bounds import MAX_COUNT
-from flyball_server.jobs.loop_state import JobLoopState, RankSlowdown
+from flyball_server.jobs.loop_state import JobLoopState
+from flyball_server.jobs.planning_inputs import RankSlowdown
 from flyball_server.jobs.records import TokenRecord
 from flyball_server.jobs.step_records import StageTotals, StepDetail, StepRecord
 from flyball_server.jobs.store.contract import TOKENS, JobStore

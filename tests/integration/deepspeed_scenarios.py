@@ -37,7 +37,7 @@ from flyball_client.session.plan_cursor import CompiledPlan
 from flyball_client.session.rank_session import RankSession
 from flyball_integrations.deepspeed.pipeline import EnginePatch, attach, detach, microbatches
 from flyball_lab.demo.training_loop import leave_out_deepspeed_helper
-from flyball_wire.messages import MeasurementDetail
+from flyball_wire.measurements import MeasurementDetail
 
 _STOCK_P2P = (p2p.send, p2p.recv)
 _TOUCHED = {"_INSTRUCTION_MAP", "_exec_schedule", "train_batch", "num_pipe_buffers"}

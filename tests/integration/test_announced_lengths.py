@@ -19,7 +19,7 @@ from flyball_lab.emulation.emulated_pipeline import Work
 from flyball_profiles.stage_profile import StageProfile
 from flyball_profiles.stage_profile_csv import parse_stage_profile, write_stage_profile
 from flyball_server.jobs.findings.delays import DelayReconciler
-from flyball_server.jobs.loop_state import WorkModel
+from flyball_server.jobs.planning_inputs import WorkModel
 from flyball_server.jobs.reconcile.plans import PlanReconciler
 from flyball_wire.messages import JobRegistration, Profiling
 from flyball_wire.plan_options import Effort

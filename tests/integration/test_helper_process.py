@@ -56,7 +56,8 @@ from flyball_client.session.registration import JobRegistrar, named_start
 from flyball_client.steps.step_plans import PlanKey, StepLoad, StepPlan
 from flyball_wire import routes
 from flyball_wire.codec import encode
-from flyball_wire.messages import JobRegistration, RankRegistration, StepMeasurement
+from flyball_wire.measurements import StepMeasurement
+from flyball_wire.messages import JobRegistration, RankRegistration
 from flyball_wire.plans.rank_plan import MAX_ANSWER_BYTES, MAX_INSTRUCTIONS, RankPlan
 
 SUPPORTED_MHZ = (1980, 1410, 1200, 900)

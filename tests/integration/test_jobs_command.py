@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -138,6 +139,7 @@ def test_a_timetable_is_put_shown_and_deleted(live: LivePlanner) -> None:
     once = ("--window", "2199-01-01T00:00+01:00", "2199-01-02T00:00+01:00", "least-energy")
     text = jobs("timetable", "job", *nightly, *once, "--timezone", "Europe/Berlin")
     assert text.startswith("timetable (Europe/Berlin): now ")
+    assert re.search(r", next change \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC\n", text)
     assert "\n  22:00 to 06:00 on mon,tue: power:8000\n" in text
     status = document("timetable", "job")
     assert status == answered(live, "job/timetable")
@@ -180,16 +182,20 @@ def test_off_for_all_leaves_jobs_alone_that_are_over_and_goes_on_after_a_refusal
             path = routes.fill(routes.RANK_DEPARTURE, job_id="over", rank=rank)
             many.http.post(path, json={}).raise_for_status()
         wait_until(lambda: answered(many, "over")["state"] == "ended")
-        put_target = PlannerClient.put_target
+        put_target, refused = PlannerClient.put_target, {"a", "b"}
 
-        def refused_once(planner: PlannerClient, job_id: str, change: TargetChange) -> JobView:
-            if job_id == "a":
+        def put_or_refuse(planner: PlannerClient, job_id: str, change: TargetChange) -> JobView:
+            if job_id in refused:
                 raise PlannerUnavailableError("cut off")
             return put_target(planner, job_id, change)
 
         with monkeypatch.context() as patched:
-            patched.setattr(PlannerClient, "put_target", refused_once)
+            patched.setattr(PlannerClient, "put_target", put_or_refuse)
+            none = flyball("jobs", "off", "--all")
+            refused.remove("b")
             done = flyball("jobs", "off", "--all")
+        assert "2 of 2 not switched off; " in none.stderr
+        assert not none.stdout
         assert done.returncode == 2
         assert "1 of 2 not switched off; a: cut off" in done.stderr
         assert done.stdout.startswith("b: planned, plan 2 (baseline, target fastest)\n  undo: ")

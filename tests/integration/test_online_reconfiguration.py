@@ -13,7 +13,8 @@ from flyball_server.jobs.reconcile.plans import PlanReconciler
 from flyball_server.jobs.reconcile.reconfigurations import ReconfigurationReconciler
 from flyball_server.jobs.registry.inspection import get_plan
 from flyball_server.planning.planner import PlanRequest, make_plan
-from flyball_wire.messages import Adaptation, JobRegistration, MeasurementDetail
+from flyball_wire.measurements import MeasurementDetail
+from flyball_wire.messages import Adaptation, JobRegistration
 from flyball_wire.plan_options import PlanOptions, Policy, Reconfigure
 from flyball_wire.plans.plan import Plan
 

@@ -180,7 +180,7 @@ def test_ranks_that_attach_in_different_orders_are_all_refused(ranks: Sequence[F
         found = rank["mixed"]
         assert found["is_untouched"]
         for problem, extra in zip(found["problems"], ("1, 1, 0", "3, 1, 0"), strict=True):
-            assert f"wait for each other forever: rank 0, 1: envpipe with {extra} more" in problem
+            assert f"wait for each other forever: ranks 0, 1: envpipe with {extra} more" in problem
             assert "; rank 2: envpipe with 2, 1, 0 more forwards in front of 3 stages" in problem
 
 

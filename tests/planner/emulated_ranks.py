@@ -31,7 +31,7 @@ from flyball_client.helper.rank_agent import LinkTimes
 from flyball_client.session.rank_session import RankSession
 from flyball_lab.emulation.emulated_pipeline import EmulatedRank, Order, RankClock, Work, run_step
 from flyball_profiles.stage_profile import StageProfile
-from flyball_wire.messages import StepMeasurement
+from flyball_wire.measurements import StepMeasurement
 
 # Real time in each step while a version is on its way: a few calls take that.
 ON_ITS_WAY_S = 0.05

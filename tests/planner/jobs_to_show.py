@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from flyball_client.cli.top.reading import FollowedJob
-from flyball_wire.closed_loop import Estimate, Straggler, StragglerReason, StragglerSource
+from flyball_wire.closed_loop import Straggler, StragglerReason, StragglerSource
 from flyball_wire.messages import JobState
 from flyball_wire.read_models import (
     JobOverview,
@@ -17,6 +17,7 @@ from flyball_wire.read_models import (
     StagesOfStep,
     StepClocks,
 )
+from flyball_wire.savings import Estimate
 
 NUM_STAGES, NUM_STEPS = 4, 40
 CREATED_AT, HEARD_AT = "2026-01-05T09:00:00Z", "2026-01-05T09:29:57Z"

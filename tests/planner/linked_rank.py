@@ -9,7 +9,8 @@ from flyball_client.helper.rank_agent import LinkTimes, RankSpec
 from flyball_client.session.plan_cursor import CompiledPlan
 from flyball_client.session.planner_link import PlannerLink
 from flyball_client.session.registration import named_start
-from flyball_wire.messages import RankRegistration, StepMeasurement
+from flyball_wire.measurements import StepMeasurement
+from flyball_wire.messages import RankRegistration
 
 TIMES = LinkTimes(poll_wait_s=1.0, gather_s=0.02, first_retry_s=0.02, longest_retry_s=0.1)
 

@@ -16,7 +16,7 @@ from flyball_server.jobs.step_records import StepDetail, StepRecord
 from flyball_server.planning.documents.recorded_plan import model_of_plan
 from flyball_server.planning.model.simulator import simulate
 from flyball_server.planning.policies.measured_reconfigure import receives_from_neighbour
-from flyball_wire.messages import InstructionReport
+from flyball_wire.measurements import InstructionReport
 
 Told = Callable[[int, InstructionReport], InstructionReport]
 """Report of an instruction by a rank, from its index and the true report."""

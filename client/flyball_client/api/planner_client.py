@@ -7,22 +7,19 @@ from flyball_wire import routes
 from flyball_wire.closed_loop import (
     ComparisonRequest,
     ComparisonStatus,
-    JobReport,
     RecordedRuns,
     Straggler,
     StragglerAnnouncement,
     Timetable,
     TimetableStatus,
 )
+from flyball_wire.measurements import Accepted, JobStep, MeasurementBatch
 from flyball_wire.messages import (
-    Accepted,
     Acknowledgement,
     Departure,
     Health,
     JobRegistration,
-    JobStep,
     JobView,
-    MeasurementBatch,
     PlanVersion,
     PlanView,
     RankRegistration,
@@ -39,6 +36,7 @@ from flyball_wire.read_models import (
     PlanTimeline,
     StagesOfStep,
 )
+from flyball_wire.savings import JobReport
 
 __all__ = ["MAX_WAIT_S", "PlannerClient", "Retries"]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from flyball_wire.closed_loop import Estimate
 from flyball_wire.messages import JobView
 from flyball_wire.read_models import JobOverview
+from flyball_wire.savings import Estimate
 
 UNKNOWN = "-"
 _COLUMN_GAP = 2

@@ -413,7 +413,7 @@ def _timetable_as_text(status: TimetableStatus) -> str:
     """Return the windows, and the target now."""
     if status.timetable is None:
         return f"no timetable; target {status.current_target} at all times"
-    change = "" if status.next_change is None else f", next change {status.next_change}"
+    change = "" if status.next_change is None else f", next change {_moment(status.next_change)}"
     head = f"timetable ({status.timetable.timezone}): now {status.current_target}{change}"
     return "\n".join([head, *(f"  {_window_line(window)}" for window in status.timetable.windows)])
 

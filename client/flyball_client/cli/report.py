@@ -19,11 +19,12 @@ from flyball_client.cli.report_text import (
     report_as_text,
 )
 from flyball_client.profiling.arguments import WorkLine, quantity
-from flyball_wire.closed_loop import ComparisonRequest, ComparisonState, ComparisonStatus, JobReport
+from flyball_wire.closed_loop import ComparisonRequest, ComparisonState, ComparisonStatus
 from flyball_wire.codec import encode
 from flyball_wire.command.command import Command, CommandError, add_planner
 from flyball_wire.energy_factors import CURRENCY_RULE, EnergyFactors, is_currency, kwh_of
 from flyball_wire.messages import JobState
+from flyball_wire.savings import JobReport
 
 POLL_S = 1.0
 _OVER = {JobState.ENDED, JobState.EXPIRED}

@@ -7,14 +7,8 @@ from dataclasses import dataclass, replace
 
 from flyball_client.cli.figures import aligned, energy_text, interval_text
 from flyball_profiles.stage_profile import EnergyScope
-from flyball_wire.closed_loop import (
-    BaselineOrigin,
-    DeviationKind,
-    Estimate,
-    JobReport,
-    VersionSavings,
-)
 from flyball_wire.energy_factors import EnergyFactors, kwh_of
+from flyball_wire.savings import BaselineOrigin, DeviationKind, Estimate, JobReport, VersionSavings
 
 
 def amounts_text(energy_j: float, factors: EnergyFactors) -> str:

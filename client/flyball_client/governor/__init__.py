@@ -24,7 +24,7 @@ def make_governor(
     Args:
         gpu: GPU of the rank; None: there is none, and no clock is set.
         rank_name: Job and rank, for the log.
-        lease_s: Time in s without a hook after which the clock is restored until the next one.
+        lease_s: Time in s without a hook after which the clock is restored until the next hook.
         strict: False: where the machine lacks what a governor needs, log that, and set no clock.
 
     Raises:

@@ -47,7 +47,7 @@ class ProcessGovernor:
     Args:
         address: Address of the GPU.
         rank_name: Job and rank, for the log and the lock record.
-        lease_s: Time in s without a hook after which the clock is restored until the next one.
+        lease_s: Time in s without a hook after which the clock is restored until the next hook.
         state_dir: Folder of the lock record; None: `default_state_dir`.
 
     Raises:

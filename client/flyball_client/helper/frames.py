@@ -26,7 +26,7 @@ from flyball_client.session.active_plan import (
 )
 from flyball_client.session.plan_cursor import CompiledPlan
 from flyball_client.steps.step_plans import StepPlan
-from flyball_wire.messages import MeasurementDetail
+from flyball_wire.measurements import MeasurementDetail
 from flyball_wire.plans.rank_plan import MAX_INSTRUCTIONS
 
 MAX_COUNT = 2**53

@@ -15,7 +15,7 @@ from flyball_client.helper.planner_calls import (
 )
 from flyball_wire.codec import encode
 from flyball_wire.errors import CodecError, FlyballError
-from flyball_wire.messages import StepMeasurement
+from flyball_wire.measurements import StepMeasurement
 
 _logger = logging.getLogger(__name__)
 

@@ -17,14 +17,8 @@ from flyball_client.session.active_plan import compile_plan
 from flyball_client.session.plan_cursor import CompiledPlan
 from flyball_client.steps.step_plans import AsksForSteps
 from flyball_wire.errors import CodecError, FlyballError
-from flyball_wire.messages import (
-    Accepted,
-    Acknowledgement,
-    MeasurementBatch,
-    PlanVersion,
-    RankRegistration,
-    StepMeasurement,
-)
+from flyball_wire.measurements import Accepted, MeasurementBatch, StepMeasurement
+from flyball_wire.messages import Acknowledgement, PlanVersion, RankRegistration
 from flyball_wire.plans.rank_plan import RankPlan
 
 _logger = logging.getLogger(__name__)

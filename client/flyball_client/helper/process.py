@@ -44,7 +44,7 @@ from flyball_client.helper.job_agent import JobAgent
 from flyball_client.helper.rank_agent import RankAgent
 from flyball_client.session.plan_cursor import CompiledPlan
 from flyball_client.steps.step_plans import StepPlan
-from flyball_wire.messages import StepMeasurement
+from flyball_wire.measurements import StepMeasurement
 from flyball_wire.plans.rank_plan import MAX_ANSWER_BYTES
 
 OUTLASTED_STATUS = 75

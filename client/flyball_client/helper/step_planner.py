@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from itertools import starmap
 from queue import SimpleQueue
 
 from flyball_client.helper.planner_calls import PlannerThread
@@ -272,13 +273,7 @@ def _delays(part: RankPipeline) -> ChangeDelays | None:
 def _coefficients(part: RankPipeline) -> dict[tuple[int, InstructionKind, int], WorkCoefficients]:
     kinds = [InstructionKind(kind) for kind in part.kinds]
     places = [(stage, kinds[kind], chunk) for stage, kind, chunk in part.groups]
-    return dict(
-        zip(
-            places,
-            (WorkCoefficients(*coefficients) for coefficients in part.coefficients),
-            strict=False,
-        )
-    )
+    return dict(zip(places, starmap(WorkCoefficients, part.coefficients), strict=False))
 
 
 def _meetings(dag: DependencyDag, coupling: Coupling) -> list[int]:

@@ -12,7 +12,7 @@ from flyball_client.steps.agreement import AloneAgreement, Coupling, StepAgreeme
 from flyball_client.steps.step_exchange import StepExchange
 from flyball_client.steps.step_plans import PlanKey
 from flyball_pipeline.work import StepWork
-from flyball_wire.messages import StepPlanReport
+from flyball_wire.measurements import StepPlanReport
 
 _logger = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ import threading
 from collections import deque
 
 from flyball_client.session.step_recorder import num_details
-from flyball_wire.messages import StepMeasurement
+from flyball_wire.measurements import StepMeasurement
 
 _MAX_STEPS_PER_POST = 256
 # Entries of steps' details. Pickling 1024 of them holds Python's lock for less than a millisecond;

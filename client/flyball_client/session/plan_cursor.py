@@ -10,7 +10,7 @@ from functools import cached_property
 from itertools import compress
 from operator import ne
 
-from flyball_wire.messages import MeasurementDetail
+from flyball_wire.measurements import MeasurementDetail
 
 _FORWARD = "forward"
 

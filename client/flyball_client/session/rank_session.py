@@ -45,7 +45,7 @@ from flyball_client.session.registration import (
 from flyball_client.session.step_recorder import StepMeter, StepRecorder
 from flyball_client.session.step_shape import StepShape
 from flyball_client.steps.agreement import Coupling, StepAgreement, check_coupling
-from flyball_wire.messages import StepMeasurement
+from flyball_wire.measurements import StepMeasurement
 
 _logger = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ class RankSession:
         observer: Observer that is called with each instruction; None: the GPU if it is emulated.
         without_planner: Clocks while the planner cannot be reached: those of the last plan, or
             default clocks.
-        lease_s: Time in s without a hook after which the clock is restored until the next step.
+        lease_s: Time in s without a hook after which the clock is restored until the next hook.
             The start of an instruction at the previous clock does not count as a hook.
         plans: Received plans, with the choice among them; None: the newest is run.
         clock: Monotonic clock in s; None: emulated time on an emulated GPU, else the system's.

@@ -15,7 +15,7 @@ from flyball_client.session.energy_reader import EnergyCallback, EnergyReader
 from flyball_client.session.instruction_timings import InstructionTiming, TimingRecorder
 from flyball_client.session.plan_cursor import CompiledPlan
 from flyball_pipeline.work import StepWork
-from flyball_wire.messages import (
+from flyball_wire.measurements import (
     ClockTiming,
     InstructionReport,
     MeasurementDetail,

@@ -39,7 +39,7 @@ from flyball_client.steps.step_message import (
 from flyball_client.steps.step_plans import PlanKey, StepDeadlines, StepLoad, StepPlan
 from flyball_pipeline.errors import PipelineError
 from flyball_pipeline.work import StepWork, step_work
-from flyball_wire.messages import StepPlanReport
+from flyball_wire.measurements import StepPlanReport
 
 _logger = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from flyball_wire.closed_loop import NO_RESERVE, ComparedPlan, Reserve
 from flyball_wire.read_models import SavingSources
 
 MIN_SLOWDOWN, MAX_SLOWDOWN = 0.01, 100.0
-"""Bounds of a slowdown factor; beyond them it is another GPU, or stopped."""
+"""Bounds of a slowdown factor; beyond them the GPU is another, or has stopped."""
 
 PROBE_POLICY = "probe"
 """Policy of a plan that measures instructions at changing clocks."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TypedDict, TypeVar, Unpack
 
 from flyball_wire.errors import CodecError
-from flyball_wire.messages import MeasurementDetail
+from flyball_wire.measurements import MeasurementDetail
 
 MAX_ANSWER_BYTES = 2**20
 """Largest body that a rank reads of a planner."""

@@ -236,7 +236,7 @@ def _hook_microbatches(
     opened: ExitStack, ends: RankEnds, model: torch.nn.Module, device: torch.device
 ) -> _Hooked:
     """Open a session of steps whose forwards and backwards are instructions."""
-    hooks = ends.device_hooks(device)
+    hooks = ends.device_hooks()
     session = ends.open_session(hooks=hooks)
     waits = RankWaits(session, device=device, hooks=hooks)
     # Before the hooks of waits, which so are called first.

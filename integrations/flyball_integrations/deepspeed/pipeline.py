@@ -255,7 +255,7 @@ def attach(
             order = order_to_run(registration)
             joining.order = order_text(registration, beside=f", p2p {p2p}{announced_text(options)}")
             ends = _open_ends(opened, options, engine, job_id)
-            hooks = ends.device_hooks(engine.device)
+            hooks = ends.device_hooks()
             session = ends.open_session(hooks=hooks)
         with on_all_ranks_or_none():
             # Gradients are averaged once a step: the engine refuses ZeRO 2 and 3.

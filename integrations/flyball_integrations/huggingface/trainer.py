@@ -248,8 +248,8 @@ class _StepReader:
                 break
             except Exception as error:  # of the next step, and raised there
                 self._failed = error
-        lengths = [batch for _, batch in self._ahead]
-        return lengths if all(lengths) else []
+        all_lengths = [lengths for _, lengths in self._ahead]
+        return all_lengths if all(all_lengths) else []
 
     def _read(self) -> tuple[Any, Any]:
         batch = next(self.batches)

@@ -195,7 +195,7 @@ def attach(
 
     Call it once on every rank, after `initialize_model_parallel`, and with `hooks="patch"` before
     `get_forward_backward_func`. Rank 0 registers the job with the order that Megatron's schedule
-    runs, every rank registers itself. Without planner or plan, training runs at the GPU's default
+    runs; every rank registers itself. Without planner or plan, training runs at the GPU's default
     clocks. All ranks wait here for each other and compare their orders. A call with
     `forward_only=True` is not hooked. Where the config leaves no place for hooks inside a step,
     each stage runs at one clock, and a step is a `training_step`.
@@ -211,11 +211,10 @@ def attach(
             `help("flyball_integrations.shared.attach_options")` describes them.
 
     Raises:
-        ValueError: Flyball is already attached, an argument or a variable of the environment
-            cannot be used, model parallelism is not initialized, the config allows constant
-            clocks only and the options want others, this Megatron lacks a hooked function, or
-            another rank has failed, runs another order or has not called this within 10 minutes.
-            Nothing stays open then.
+        ValueError: Flyball is already attached, model parallelism is not initialized, an argument
+            or environment variable cannot be used or does not go with the config, this Megatron
+            lacks a hooked function, or another rank has failed, runs another order or has not
+            called this within 10 minutes. Nothing stays open then.
         TypeError: there is no such option.
         GpuError, OSError: with `strict`, clocks of this rank's GPU cannot be set.
     """
@@ -223,25 +222,17 @@ def attach(
         with on_all_ranks_or_none() as joining:
             check_options(attach, options)
             _check(config, num_microbatches=num_microbatches, hooks=hooks)
-            unhooked = _what_cannot_be_hooked(config)
-            is_whole = unhooked is not None
-            if unhooked is not None:
-                options = _with_constant_clocks(options, unhooked, job_id)
+            options = _possible_options(options, config, job_id)
             order = _order(config, num_microbatches)
             registration = _registration(order)
             joining.order = order_text(registration, beside=announced_text(options))
-            ends = _open_ends(opened, options, order, job_id=job_id, initial_step=initial_step)
-            device_hooks = ends.device_hooks(_device(), has_whole_steps=is_whole)
-            session = ends.open_session(hooks=device_hooks, has_whole_steps=is_whole)
+            ends = _open_ends(opened, options, config, order, job_id, initial_step=initial_step)
+            device_hooks = ends.device_hooks()
+            session = ends.open_session(hooks=device_hooks)
         with on_all_ranks_or_none():
-            ends.start(session, coupling="unknown" if is_whole else _coupling_of(config))
-        if ends.registers_job:
-            _warn_of_held_back_sends(registration, config, job_id)
-        step: Callable[[], AbstractContextManager[None]]
-        if is_whole:
-            step = WholeSteps(session, synchronize=device_hooks.synchronize).step
-        else:
-            step = _hooked_step(opened, config, order, session, device_hooks, hooks=hooks)
+            ends.start(session, coupling=_coupling_of(config))
+        _warn_of_held_back_sends(ends, registration, config, job_id)
+        step = _open_step(opened, config, order, session, device_hooks, hooks=hooks)
         ends.register(registration, session, lambda number: _registration(_order(config, number)))
         attachment = _Attachment(
             opened=opened.pop_all(),
@@ -331,12 +322,13 @@ def _warn_unattached() -> None:
 
 
 def _warn_of_held_back_sends(
+    ends: RankEnds,
     registration: JobRegistration,
     config: Any,  # noqa: ANN401 - as above
     job_id: str,
 ) -> None:
-    """Warn where the config makes steps slower than a plan predicts."""
-    if registration.order is None or config.overlap_p2p_comm:
+    """Warn on rank 0 where the config makes steps slower than a plan predicts."""
+    if not ends.registers_job or registration.order is None or config.overlap_p2p_comm:
         return
     _logger.warning(
         "job %s: without overlap_p2p_comm an interleaved schedule sends a forward's output"
@@ -346,7 +338,7 @@ def _warn_of_held_back_sends(
     )
 
 
-def _hooked_step(
+def _open_step(
     opened: ExitStack,
     config: Any,  # noqa: ANN401 - as above
     order: Schedule,
@@ -355,7 +347,9 @@ def _hooked_step(
     *,
     hooks: Literal["patch", "timers"],
 ) -> Callable[[], AbstractContextManager[None]]:
-    """Hook Megatron's module, or its timers, which time transfers too; return what runs a step."""
+    """Return what runs a step; hook Megatron's module, or its timers, which time transfers too."""
+    if _has_whole_steps(config):
+        return WholeSteps(session, synchronize=device_hooks.synchronize).step
     overrides = Overrides()
     opened.callback(overrides.remove)
     transfers = device_hooks.transfer_timer(session) if hooks == "timers" else None
@@ -380,7 +374,12 @@ def _device() -> torch.device:
 
 
 def _coupling_of(config: Any) -> Coupling:  # noqa: ANN401 - as above
-    """Return where ranks of other pipelines are met: its experts', or once a step."""
+    """Return where ranks of other pipelines are met: its experts', or once a step.
+
+    Of steps that are hooked as a whole it is not known.
+    """
+    if _has_whole_steps(config):
+        return "unknown"
     num_experts = getattr(config, "expert_model_parallel_size", None) or 1
     return "instruction" if num_experts > 1 else "step"
 
@@ -407,9 +406,10 @@ def _registration(order: Schedule) -> JobRegistration:
 def _open_ends(
     opened: ExitStack,
     options: AttachOptions,
+    config: Any,  # noqa: ANN401 - as above
     order: Schedule,
-    *,
     job_id: str,
+    *,
     initial_step: int,
 ) -> RankEnds:
     return RankEnds(
@@ -426,6 +426,7 @@ def _open_ends(
         ),
         initial_step=initial_step,
         num_chunks=order.num_chunks,
+        has_whole_steps=_has_whole_steps(config),
     )
 
 
@@ -451,12 +452,23 @@ def _what_cannot_be_hooked(config: Any) -> str | None:  # noqa: ANN401 - as abov
     return None
 
 
-def _with_constant_clocks(options: AttachOptions, unhooked: str, job_id: str) -> AttachOptions:
-    """Return the options with policy `constant`, one clock for each stage.
+def _has_whole_steps(config: Any) -> bool:  # noqa: ANN401 - as above
+    return _what_cannot_be_hooked(config) is not None
+
+
+def _possible_options(
+    options: AttachOptions,
+    config: Any,  # noqa: ANN401 - as above
+    job_id: str,
+) -> AttachOptions:
+    """Return the options; where no hook can run inside a step, with policy `constant`.
 
     Raises:
-        ValueError: another policy is given, or the profile is to be measured in training.
+        ValueError: then the policy is another, or the profile is to be measured in training.
     """
+    unhooked = _what_cannot_be_hooked(config)
+    if unhooked is None:
+        return options
     policy = options.get("policy")
     if policy not in {None, *_CONSTANT}:
         raise ValueError(

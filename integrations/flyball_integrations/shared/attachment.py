@@ -59,6 +59,7 @@ class RankEnds:
         layout: of this rank.
         initial_step: number of the first step, where training resumes.
         num_chunks: of the model, on this rank.
+        has_whole_steps: True: each step of the pipeline is hooked as one instruction.
 
     Attributes:
         opened: stack for further resources.
@@ -80,8 +81,11 @@ class RankEnds:
         layout: RankLayout,
         initial_step: int,
         num_chunks: int = 1,
+        has_whole_steps: bool = False,
     ) -> None:
         self.opened = opened
+        self._device = device
+        self._has_whole_steps = has_whole_steps
         self._initial_step = initial_step
         self._fields = registered_fields(options)
         self._observer = options.get("observer")
@@ -159,35 +163,27 @@ class RankEnds:
         if for_microbatches is not None:
             session.watch_shape(registrar.take_microbatches)
 
-    def device_hooks(self, device: torch.device, *, has_whole_steps: bool = False) -> DeviceHooks:
-        """Return what calls the hooks, of a session that is opened next.
-
-        Args:
-            device: of the stage.
-            has_whole_steps: True: each step of the pipeline is hooked as one instruction.
-        """
+    def device_hooks(self) -> DeviceHooks:
+        """Return what calls the hooks, of a session that is opened next."""
         # The emulated time of an emulated GPU is that of its hooks.
         is_emulated = self._gpu is not None and self._gpu.is_emulated
-        waits = has_whole_steps or is_emulated
-        return DeviceHooks(device, "synchronize" if waits else self._settings.timing)
+        waits = self._has_whole_steps or is_emulated
+        return DeviceHooks(self._device, "synchronize" if waits else self._settings.timing)
 
-    def open_session(
-        self, *, hooks: DeviceHooks | None = None, has_whole_steps: bool = False
-    ) -> RankSession:
+    def open_session(self, *, hooks: DeviceHooks | None = None) -> RankSession:
         """Return the rank's session, not started yet.
 
         Args:
             hooks: what calls the session's hooks; None: the caller, after a wait for the device.
-            has_whole_steps: as in `device_hooks`.
         """
         plans = None
-        if has_whole_steps:
+        if self._has_whole_steps:
             plans = WholeStepPlans(f"job {self._job_id} rank {self._layout.rank}")
         session = RankSession(
             gpu=self._gpu,
             job_id=self._job_id,
             planner=self._planner,
-            observer=NoInstructions() if has_whole_steps else self._observer,
+            observer=NoInstructions() if self._has_whole_steps else self._observer,
             without_planner=self._settings.without_planner,
             lease_s=self._settings.lease_s,
             initial_step=self._initial_step,

@@ -25,7 +25,7 @@ TIMEOUT_S = 600.0
 # Time for ranks to read what differs, before one of them ends and the store with it.
 _READING_S = 10.0
 _FAILED = "failed"
-# Each rank that waits looks for each missing one in the store.
+# Each rank that waits searches the store for the missing ranks.
 _MOST_NAMED, _MOST_SEARCHED = 8, 512
 
 
@@ -83,10 +83,10 @@ def on_all_ranks_or_none(*, timeout_s: float = TIMEOUT_S) -> Iterator[Joining]:
     for rank, text in enumerate(_texts(joining.order, timeout_s)):
         ranks_of.setdefault(text, []).append(rank)
     if _FAILED in ranks_of:
-        failed = _ranks(ranks_of[_FAILED])
+        failed = ranks_text(ranks_of[_FAILED])
         raise ValueError(f"attach failed on {failed}, so it is undone here; see the log there")
     if ranks_of:
-        runs = "; ".join(f"{_ranks(ranks)}: {text}" for text, ranks in ranks_of.items())
+        runs = "; ".join(f"{ranks_text(ranks)}: {text}" for text, ranks in ranks_of.items())
         raise ValueError(
             f"the ranks would run different orders, and wait for each other forever: {runs}; give"
             " all of them the same pipeline and the same arguments"
@@ -122,22 +122,27 @@ def _texts(mine: str, timeout_s: float) -> list[str]:
             wait_for_all("read", _READING_S)
     except RuntimeError as error:
         first_line = str(error).partition("\n")[0]  # without torch's C++ stack
+        missing = missing_ranks(store, of_rank)
         raise ValueError(
             f"not all ranks called attach within {timeout_s:g} s of each other, so it is undone"
-            f" here{_missing(store, of_rank)}: {first_line}"
+            f" here{f', {ranks_text(missing)} missing' if missing else ''}: {first_line}"
         ) from error
     return texts
 
 
-def _missing(store: torch.distributed.Store, keys: Sequence[str]) -> str:
-    """Return which ranks have not set their key, as far as the store still says."""
-    missing: list[int] = []
+def missing_ranks(store: torch.distributed.Store, keys: Sequence[str]) -> list[int]:
+    """Return the ranks that have not set their key.
+
+    Empty: all have, or there are too many to search, or the store is lost.
+    """
     if len(keys) <= _MOST_SEARCHED:
         with suppress(RuntimeError):
-            missing = [rank for rank, key in enumerate(keys) if not store.check([key])]
-    return f", {_ranks(missing)} missing" if missing else ""
+            return [rank for rank, key in enumerate(keys) if not store.check([key])]
+    return []
 
 
-def _ranks(ranks: Sequence[int]) -> str:
+def ranks_text(ranks: Sequence[int]) -> str:
+    """Return ranks as a text, the first of many."""
     more = f" and {len(ranks) - _MOST_NAMED} more" if len(ranks) > _MOST_NAMED else ""
-    return f"rank {', '.join(map(str, ranks[:_MOST_NAMED]))}{more}"
+    noun = "rank" if len(ranks) == 1 else "ranks"
+    return f"{noun} {', '.join(map(str, ranks[:_MOST_NAMED]))}{more}"

@@ -21,6 +21,7 @@ import torch
 import torch.distributed
 
 from flyball_client.steps.agreement import AgreementError, AloneAgreement, Pending
+from flyball_integrations.shared.one_order import missing_ranks, ranks_text
 
 # Of ranks for each other: at `attach`, and in an exchange.
 TIMEOUT_S = 300.0
@@ -112,7 +113,7 @@ class _Places:
         if None in found:
             silent = [rank for rank, answer in enumerate(found) if answer is None]
             raise AgreementError(
-                f"rank {self._rank} announces work, and {_named(silent)}"
+                f"rank {self._rank} announces work, and {ranks_text(silent)}"
                 f" {'does' if len(silent) == 1 else 'do'} not; give announces_work=True on all"
                 " ranks or on none"
             )
@@ -125,37 +126,39 @@ class _Places:
             AgreementError: they have not come in time.
         """
         first_s = min(_NAMED_AFTER_S, timeout_s)
-        missing = [0]
-        for limit_s in filter(None, (first_s, timeout_s - first_s)):
-            with suppress(RuntimeError):  # of a store that is lost, the next call fails too
-                self._store.wait(list(keys), timedelta(seconds=limit_s))
-                return
-            here = [self._store.check([key]) for key in self._keys]
-            missing = [rank for rank, is_here in enumerate(here) if not is_here] or [0]
-            if limit_s == first_s and self._rank == here.index(True):
+        if self._has(keys, within_s=first_s):
+            return
+        if timeout_s > first_s:
+            # The first rank that has come logs for all.
+            if not any(self._store.check([key]) for key in self._keys[: self._rank]):
                 _logger.warning(
                     "waiting up to %g s for %s to call attach with announces_work=True",
                     timeout_s,
-                    _named(missing),
+                    self._missing(),
                 )
-        fault = f"{_named(missing)} did not call attach within {timeout_s:g} s"
+            if self._has(keys, within_s=timeout_s - first_s):
+                return
+        fault = f"{self._missing()} did not call attach within {timeout_s:g} s"
         self._store.set(_MISSED, fault)
         self._end(fault)
+
+    def _has(self, keys: Sequence[str], *, within_s: float) -> bool:
+        """Return whether the store has the keys within this time."""
+        try:
+            self._store.wait(list(keys), timedelta(seconds=within_s))
+        except RuntimeError:  # of a store that is lost, the next call fails too
+            return False
+        return True
+
+    def _missing(self) -> str:
+        missing = missing_ranks(self._store, self._keys)
+        return ranks_text(missing) if missing else "other ranks"
 
     def _end(self, fault: str) -> NoReturn:
         """Raise the fault, on the other ranks too if this is rank 0."""
         if self._rank == 0:
             self._store.set(self._of_all, json.dumps(fault))
         raise AgreementError(fault)
-
-
-def _named(ranks: Sequence[int]) -> str:
-    return f"rank{'' if len(ranks) == 1 else 's'} {_shown(ranks)}"
-
-
-def _shown(ranks: Sequence[int]) -> str:
-    first = ", ".join(map(str, ranks[:8]))
-    return first if len(ranks) <= 8 else f"{first} and {len(ranks) - 8} more"
 
 
 def _groups_with(rank: int, places: Sequence[Place]) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -228,7 +231,7 @@ class _Group:
                 self._work.wait()  # raises what it failed of
         except RuntimeError as error:
             raise AgreementError(
-                f"the exchange with ranks {_shown(self.ranks)} failed: {_first_line(error)}"
+                f"the exchange with {ranks_text(self.ranks)} failed: {_first_line(error)}"
             ) from error
         return True
 

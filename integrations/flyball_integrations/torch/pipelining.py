@@ -63,6 +63,7 @@ B = TypeVar("B")
 class _Attachment(NamedTuple):
     """State that `detach` closes and `steps` uses."""
 
+    #: `detach` closes all of it, the last first.
     opened: ExitStack
     #: None: the work of steps is not announced.
     announcer: WholeBatchAnnouncer | None
@@ -100,24 +101,18 @@ def attach(
 ) -> RankSession:
     """Attach the planner's clocks to this rank, and return its session, already started.
 
-    Call it once on every rank. Global rank 0 registers the job, with the order of all pipeline
-    ranks as the schedule has it; every rank registers itself. Without planner or plan, training
-    runs at the GPU's default clocks. `schedule.eval` is not hooked. A step is one `schedule.step`.
-
-    All ranks wait here for each other and compare their orders; where one fails, all do.
+    Call it once on every rank; all wait here and compare their orders. Global rank 0 registers the
+    job and its order, every rank itself. Without planner or plan, training runs at the GPU's
+    default clocks. A step is one `schedule.step`; `schedule.eval` is not hooked.
 
     Args:
         schedule: any of torch's that trains, its order final.
         job_id: the job's name at the planner; the same on all ranks.
-        optimizer: where given, a step lasts until its `step` is over, or the next
-            `schedule.step` begins, so that time and energy of the optimizer are measured too.
-        order: the order to run, from the first step on: `own` is the schedule's; `envpipe` is 1F1B
-            with more forwards in front, for a `Schedule1F1B` only.
-        extra_forwards: with `envpipe`: for each stage, the forwards in front of its first backward
-            beyond those of 1F1B, each of which holds a microbatch's activations; default: one for
-            each later stage.
-        device_mesh: mesh of all ranks, by which a rank's place in data, tensor and context
-            parallelism is found; default: that of the parameters that are DTensors.
+        optimizer: where given, a step lasts until its `step` is over, or the next step begins.
+        order: `own`, or for a `Schedule1F1B` also `envpipe`: 1F1B with more forwards in front.
+        extra_forwards: with `envpipe`, for each stage: forwards before its first backward beyond
+            those of 1F1B, each of which holds activations; default: one for each later stage.
+        device_mesh: mesh of all ranks; default: that of the parameters that are DTensors.
         dp_rank: rank in data parallelism, from 0, instead of a mesh; 0 if only tp or cp is given.
         tp_rank: likewise in tensor parallelism.
         cp_rank: likewise in context parallelism.
@@ -126,10 +121,9 @@ def attach(
             `help("flyball_integrations.shared.attach_options")` describes them.
 
     Raises:
-        ValueError: Flyball is already attached, or cannot be attached to this schedule; an argument
-            or environment variable cannot be used; several pipelines have neither mesh nor ranks;
-            another rank has failed, runs another order or has not called this within 10 minutes.
-            Nothing stays open then.
+        ValueError: Flyball is already attached; the schedule, an argument or environment variable
+            cannot be used; several pipelines have neither mesh nor ranks; another rank has failed,
+            runs another order or has not called this within 10 minutes. Nothing stays open then.
         TypeError: there is no such option.
         GpuError, OSError: with `strict`, clocks of this rank's GPU cannot be set.
     """
@@ -138,22 +132,17 @@ def attach(
         with on_all_ranks_or_none() as joining:
             check_options(attach, options)
             _check(schedule, optimizer, order=order, extra_forwards=extra_forwards)
-            registration = _registration_in_order(schedule, order, extra_forwards)
-            orders = _rehearsed_orders(schedule, registration)
+            registration, orders = _registration_and_orders(schedule, order, extra_forwards)
             joining.order = order_text(registration, beside=announced_text(options))
             place = find_place(stages_of(schedule), mesh=device_mesh, given=given)
-            ends = _open_ends(
-                opened, options, schedule, place, job_id=job_id, initial_step=initial_step
-            )
-            hooks = ends.device_hooks(stages_of(schedule)[0].device)
+            ends = _open_ends(opened, options, schedule, place, job_id, initial_step=initial_step)
+            hooks = ends.device_hooks()
             session = ends.open_session(hooks=hooks)
         with on_all_ranks_or_none():
             ends.start(session, coupling=_coupling_of(schedule))
-        _patch_schedule(opened, schedule, hooks, session, optimizer)
-        _set_order(opened, schedule, orders)
+        _hook(opened, schedule, session, hooks, optimizer=optimizer, orders=orders)
         ends.register(registration, session)
         announcer = WholeBatchAnnouncer(session, hooks) if ends.announces_work else None
-        # `detach` closes all of it, the last first.
         schedule.__dict__[_ATTACHMENT] = _Attachment(opened.pop_all(), announcer)
     return session
 
@@ -232,34 +221,28 @@ def registration_of(schedule: PipelineSchedule) -> JobRegistration:
     return replace(registration, order=with_chunks, virtual_stages=places)
 
 
-def _registration_in_order(
+def _registration_and_orders(
     schedule: PipelineSchedule, order: str, extra_forwards: Sequence[int] | None
-) -> JobRegistration:
-    """Return the registration with the order that is run."""
-    registration = registration_of(schedule)
-    if order == "own":
-        return registration
-    default = default_extra_forwards(registration.num_stages, registration.num_microbatches)
-    extra = default if extra_forwards is None else tuple(extra_forwards)
-    return replace(registration, schedule=order, extra_forwards=extra)
-
-
-def _rehearsed_orders(
-    schedule: PipelineSchedule, registration: JobRegistration
-) -> tuple[tuple[Computation, ...], ...]:
-    """Return the orders to run in place of the schedule's own; empty: none.
+) -> tuple[JobRegistration, Sequence[Sequence[Computation]]]:
+    """Return the registration, and the orders to run in place of the schedule's own; empty: none.
 
     Raises:
         PipelineError: the stages cannot run them.
     """
-    order = order_to_run(registration)
+    registration = registration_of(schedule)
+    if order != "own":
+        default = default_extra_forwards(registration.num_stages, registration.num_microbatches)
+        extra = default if extra_forwards is None else tuple(extra_forwards)
+        registration = replace(registration, schedule=order, extra_forwards=extra)
+    planned = order_to_run(registration)
+    if planned is None:
+        return registration, ()
     orders = tuple(
         tuple(Computation(kind.value, microbatch, stage) for kind, microbatch, _ in instructions)
-        for stage, instructions in enumerate(order.stages if order else ())
+        for stage, instructions in enumerate(planned.stages)
     )
-    if orders:
-        rehearse(schedule, orders)
-    return orders
+    rehearse(schedule, orders)
+    return registration, orders
 
 
 def _check(
@@ -289,8 +272,8 @@ def _open_ends(
     options: AttachOptions,
     schedule: PipelineSchedule,
     place: ParallelPlace,
-    *,
     job_id: str,
+    *,
     initial_step: int,
 ) -> RankEnds:
     stages = stages_of(schedule)
@@ -312,14 +295,19 @@ def _coupling_of(schedule: PipelineSchedule) -> Coupling:
     return "instruction" if any(isinstance(module, FSDPModule) for module in modules) else "step"
 
 
-def _patch_schedule(
+def _hook(
     opened: ExitStack,
     schedule: PipelineSchedule,
-    hooks: DeviceHooks,
     session: RankSession,
+    hooks: DeviceHooks,
+    *,
     optimizer: torch.optim.Optimizer | None,
+    orders: Sequence[Sequence[Computation]],
 ) -> None:
-    """Hook the schedule, its stages and the optimizer."""
+    """Hook the schedule, its stages and the optimizer, and set the order.
+
+    That is the schedule's own where there are no orders, with its overlapped pairs sent apart.
+    """
     patch = SchedulePatch(
         schedule,
         hooks.of(session),
@@ -328,12 +316,6 @@ def _patch_schedule(
         optimizer=optimizer,
     )
     opened.callback(patch.remove)
-
-
-def _set_order(
-    opened: ExitStack, schedule: PipelineSchedule, orders: Sequence[Sequence[Computation]]
-) -> None:
-    """Run the schedule in these orders, if there are any, and send its overlapped pairs apart."""
     overrides = Overrides()
     opened.callback(overrides.remove)
     if orders:

@@ -122,7 +122,7 @@ def _meshes_of(parameters: Iterable[torch.Tensor]) -> Iterator[DeviceMesh]:
     """Yield the meshes of the parameters, each after the mesh that it is a part of."""
     # Of those that are DTensors.
     meshes = (getattr(parameter, "device_mesh", None) for parameter in parameters)
-    for mesh in {each: None for each in meshes if isinstance(each, DeviceMesh)}:
+    for mesh in dict.fromkeys(mesh for mesh in meshes if isinstance(mesh, DeviceMesh)):
         yield root_mesh_of(mesh)
         yield mesh
 

@@ -100,8 +100,7 @@ class SchedulePatch:
     """Hooks of one schedule, in force from construction until `remove`.
 
     A step is one `step` of the schedule, until it returns, or with an optimizer until that has
-    stepped or the next step begins. A computation inside another is left out: there is one
-    clock.
+    stepped or the next step begins. A computation inside another is left out: there is one clock.
 
     Args:
         schedule: one that `check_schedule` accepts.

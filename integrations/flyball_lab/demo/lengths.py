@@ -13,13 +13,8 @@ from flyball_lab.demo.options import JOB_ID, DemoOptions
 from flyball_lab.demo.run_folder import DemoFailedError
 from flyball_lab.demo.verdict import COMPARISON_TOLERANCE_PERCENT, TOLERANCE_PERCENT
 from flyball_pipeline.work import WorkCoefficients
-from flyball_wire.closed_loop import (
-    BaselineOrigin,
-    ComparisonRequest,
-    ComparisonState,
-    Estimate,
-    VersionSavings,
-)
+from flyball_wire.closed_loop import ComparisonRequest, ComparisonState
+from flyball_wire.savings import BaselineOrigin, Estimate, VersionSavings
 
 MOST_TOKENS = 24
 """Tokens of the longest sequence, to which the others are padded."""

@@ -20,7 +20,7 @@ _ROOMY = 80
 def result_table(phases: Sequence[Phase], width: int) -> Table:
     """Baseline, plan and saving: measured and predicted side by side, all emulated.
 
-    On a screen narrower than _ROOMY there are no frame and shorter heads, and no figure is cut.
+    On a screen narrower than `_ROOMY` the table has no frame and takes about 60 columns.
     """
     is_narrow = width < _ROOMY
     table = Table(

@@ -10,7 +10,8 @@ from statistics import fmean, median
 from flyball_client.gpu.emulated import COUNTER_PERIOD_S
 from flyball_lab.demo.options import DemoOptions, demo_blocking_power_w
 from flyball_lab.demo.run_folder import ClocksOfStep, DemoFailedError
-from flyball_wire.messages import JobStep, JobView, PlanView
+from flyball_wire.measurements import JobStep
+from flyball_wire.messages import JobView, PlanView
 from flyball_wire.read_models import TimelineOfPlan
 
 TOLERANCE_PERCENT = 3.0

@@ -18,7 +18,7 @@ from flyball_client.gpu.emulated import EmulatedGpu, EmulatedGpuSettings, Emulat
 from flyball_client.session.active_plan import compile_plan
 from flyball_client.session.rank_session import RankSession
 from flyball_profiles.stage_profile import StageProfile
-from flyball_wire.messages import StepMeasurement
+from flyball_wire.measurements import StepMeasurement
 from flyball_wire.plans.rank_plan import rank_plan
 
 

@@ -51,7 +51,8 @@ from flyball_server.settings import Settings
 from flyball_server.views.frontier import FrontierMemory
 from flyball_server.views.history import HistoryMemory
 from flyball_server.views.job_figures import SharedReading
-from flyball_wire.messages import MAX_RANKS, Accepted, JobSpec, JobView, PlanVersion
+from flyball_wire.measurements import Accepted
+from flyball_wire.messages import MAX_RANKS, JobSpec, JobView, PlanVersion
 from flyball_wire.plans.rank_plan import RankPlan
 
 

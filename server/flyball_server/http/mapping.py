@@ -15,6 +15,7 @@ from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.step_records import StepDetail, StepRecord
 from flyball_server.planning.documents.plan_document import plan_document
 from flyball_wire import messages
+from flyball_wire.measurements import MeasurementBatch
 from flyball_wire.messages import JobSpec
 
 _SPEC_FIELDS = tuple(field.name for field in fields(JobSpec))
@@ -50,7 +51,7 @@ def rank_record(job_id: str, rank: int, registration: messages.RankRegistration)
     return RankRecord(job_id=job_id, rank=rank, start=start_id, **values)
 
 
-def rank_post(job_id: str, rank: int, sent: messages.MeasurementBatch) -> RankPost:
+def rank_post(job_id: str, rank: int, sent: MeasurementBatch) -> RankPost:
     """Return a rank's measured steps, and the instruction times of steps that have them."""
     return RankPost(
         rank=rank,

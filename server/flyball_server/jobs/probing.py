@@ -26,7 +26,8 @@ from flyball_server.profiling.observations import (
     StageStep,
 )
 from flyball_server.profiling.worked_steps import WorkedRank, averaged, mean_work
-from flyball_wire.messages import JobSpec, MeasurementDetail, PlanVersion
+from flyball_wire.measurements import MeasurementDetail
+from flyball_wire.messages import JobSpec, PlanVersion
 
 # Number of newest steps that may still lack the last rank's measurement.
 _LOOK_BACK_STEPS = 8
@@ -78,7 +79,7 @@ def read_probing(reader: JobReader, job: JobRecord, now: datetime) -> ProbingRec
     ranks = reader.list_ranks(job.job_id)
     if len(ranks) < job.spec.num_expected_ranks:
         return None
-    # Only the newest round, as long as it is being measured: they are large.
+    # Only the newest plan, as long as it is being measured: they are large.
     newest = reader.newest_plan(job.job_id)
     problem = None
     has_started_over = _has_started_over(reader.list_versions(job.job_id)[-2:])
@@ -362,7 +363,7 @@ def _work_over_mean(
     return max(
         (
             _busy_s(times)
-            / sum(raw.count * mean_s.mean_s for raw, mean_s in zip(times, of_mean, strict=True))
+            / sum(raw.count * mean.mean_s for raw, mean in zip(times, of_mean, strict=True))
             for times, of_mean in ranks
         ),
         default=1.0,

@@ -17,13 +17,8 @@ from flyball_server.jobs.bounds import (
 )
 from flyball_server.jobs.errors import InvalidFieldError
 from flyball_server.jobs.job_state import JobInput, check_move
-from flyball_wire.messages import (
-    MAX_RANKS,
-    MAX_STAGES,
-    JobSpec,
-    JobState,
-    MeasurementDetail,
-)
+from flyball_wire.measurements import MeasurementDetail
+from flyball_wire.messages import MAX_RANKS, MAX_STAGES, JobSpec, JobState
 from flyball_wire.plans.plan import Plan, Purpose
 
 # No leading dot: `..` in an address leads elsewhere.

@@ -10,7 +10,7 @@ from flyball_pipeline.work import StepWork, checked_work
 from flyball_server.jobs.bounds import MAX_COUNT, check_count, check_quantity
 from flyball_server.jobs.errors import InvalidFieldError
 from flyball_server.jobs.records import MAX_SM_CLOCK_MHZ, Record
-from flyball_wire.messages import ClockTiming, InstructionReport, StepPlanReport
+from flyball_wire.measurements import ClockTiming, InstructionReport, StepPlanReport
 
 InstructionKey = tuple[str, int, int | None]
 """Kind, model chunk and requested clock in MHz; None: the driver's choice."""

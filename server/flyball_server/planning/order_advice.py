@@ -63,7 +63,7 @@ def advise_order(request: PlanRequest, lines: Mapping[str, str]) -> OrderAdvice 
         return None
     options = replace(request.options, effort=Effort.LOW)
     chosen = choose_schedule(models, options, lambda _: None, reference=_OWN)
-    energies_j = {schedule.schedule: schedule.energy_j for schedule in chosen.considered}
+    energies_j = {considered.schedule: considered.energy_j for considered in chosen.considered}
     own_j, least_j = energies_j[_OWN], energies_j[chosen.name]
     if own_j is None or least_j is None or least_j > (1 - LEAST_SAVING) * own_j:
         return None

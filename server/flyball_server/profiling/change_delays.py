@@ -10,7 +10,7 @@ instructions are predicted, and the L with the least sum of absolute relative er
 Profiled times are not exact to the percent that a change makes, so each prediction is scaled by the
 median of the measured over the predicted times of its like: same stage, kind, chunk and clock.
 What counts is thus how instructions with a change in them differ from their like without one, or
-with another clock. Where too few differ the delay is not certain.
+with another change. Where too few differ the delay is not certain.
 """
 
 from __future__ import annotations

@@ -13,8 +13,9 @@ from flyball_server.jobs.records import JobRecord
 from flyball_server.jobs.savings.headline import headline_of
 from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.views.job_reading import AllJobs, JobFacts, JobReading
-from flyball_wire.closed_loop import ComparisonStatus, MeasuredSavings
+from flyball_wire.closed_loop import ComparisonStatus
 from flyball_wire.read_models import JobOverview
+from flyball_wire.savings import MeasuredSavings
 
 
 def job_overview(facts: JobFacts) -> JobOverview:

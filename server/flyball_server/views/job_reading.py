@@ -205,7 +205,7 @@ class JobReading:
         return AllJobs(
             labelled=tuple(facts for facts in everything if not self._is_other(facts)),
             others=tuple(facts for facts in everything if self._is_other(facts)),
-            num_by_state=Counter((str(detail.job.state), detail.emulated) for detail in everything),
+            num_by_state=Counter((str(facts.job.state), facts.emulated) for facts in everything),
         )
 
     @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from flyball_server.jobs.loop_state import MeasuredDelays, PlanningInputs
+from flyball_server.jobs.planning_inputs import MeasuredDelays, PlanningInputs
 from flyball_server.jobs.wanted.request import has_given_transitions
 from flyball_wire.closed_loop import DelaySource, PlannedDelays
 from flyball_wire.messages import JobSpec

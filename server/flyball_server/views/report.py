@@ -20,8 +20,8 @@ from flyball_server.jobs.savings.savings import savings_of
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.views.planned_delays import planned_delays
-from flyball_wire.closed_loop import JobReport, MeasuredSavings, VersionSavings
 from flyball_wire.read_models import PredictedIteration
+from flyball_wire.savings import JobReport, MeasuredSavings, VersionSavings
 
 
 def get_report(services: JobServices, job_id: str) -> JobReport:

@@ -18,6 +18,7 @@ from flyball_client.session.plan_cursor import CompiledPlan
 from flyball_client.session.rank_session import RankSession
 from flyball_wire import messages
 from flyball_wire.codec import decode, encode
+from flyball_wire.measurements import MeasurementBatch, StepMeasurement
 from flyball_wire.plans.rank_plan import RankPlan, rank_plan
 
 JOB_ID = "gpt"
@@ -53,7 +54,7 @@ class MemoryPlanner:
         self.changed = threading.Condition()
         self.registrations: list[messages.RankRegistration] = []
         self.acknowledgements: list[messages.Acknowledgement] = []
-        self.measurements: dict[int, messages.StepMeasurement] = {}
+        self.measurements: dict[int, StepMeasurement] = {}
         self.plans: list[RankPlan] = []
         self.first_steps: dict[int, int] = {}
         self.knows_rank = False
@@ -115,7 +116,7 @@ class MemoryPlanner:
             acknowledgement = decode(messages.Acknowledgement, data)
             self.acknowledgements.append(acknowledgement)
             return self._activation(acknowledgement.version, wait_s)
-        batch = decode(messages.MeasurementBatch, data)
+        batch = decode(MeasurementBatch, data)
         self.posting_starts.add(batch.start_id)
         self.measurements |= {step.step: step for step in batch.steps}
         return 200, {"stored": len(batch.steps), "next_post_s": 1.0}

@@ -22,7 +22,7 @@ from flyball_client.api.planner_client import PlannerClient
 from flyball_client.helper.link import _Shared
 from flyball_client.session.rank_session import RankSession
 from flyball_client.steps.agreement import AloneAgreement, Pending
-from flyball_wire.messages import StepMeasurement
+from flyball_wire.measurements import StepMeasurement
 
 Work = list[list[int]]
 PART = part_of_stage(0, 1, deadline_ratio=1.25)

@@ -15,6 +15,7 @@ from flyball_profiles.gpu_conditions import GpuConditions
 from flyball_wire import closed_loop, messages, orders, plan_options
 from flyball_wire.codec import decode, decode_list, encode
 from flyball_wire.errors import CodecError
+from flyball_wire.measurements import MeasurementBatch, StepMeasurement
 
 WIRE_TYPES = [
     wire_type
@@ -127,8 +128,8 @@ class Columns:
 MEASUREMENT = {"step": 1, "plan_version": None, "time_s": 1.5, "energy_j": None}
 PLAN = {"job_id": "gpt", "version": 1, "first_step": 1, "created_at": "now", "plan": {}}
 VALID: dict[Any, dict[str, Any]] = {
-    messages.StepMeasurement: MEASUREMENT,
-    messages.MeasurementBatch: {"steps": [MEASUREMENT]},
+    StepMeasurement: MEASUREMENT,
+    MeasurementBatch: {"steps": [MEASUREMENT]},
     messages.PlanView: PLAN,
     Guarded: {"pair": [1, "a"]},
     Columns: {},
@@ -138,16 +139,16 @@ VALID: dict[Any, dict[str, Any]] = {
 @pytest.mark.parametrize(
     ("wire_type", "changes", "text"),
     [
-        (messages.StepMeasurement, {"step": True}, "step must be a whole number, not true or"),
-        (messages.StepMeasurement, {"step": 1.0}, "step must be a whole number, not a number"),
-        (messages.StepMeasurement, {"plan_version": "1"}, "plan_version must be a whole number"),
-        (messages.StepMeasurement, {"time_s": True}, "time_s must be a number, not true or"),
-        (messages.StepMeasurement, {"time_s": math.nan}, "time_s must be a finite number, not"),
-        (messages.StepMeasurement, {"energy_j": math.inf}, "energy_j must be a finite number"),
-        (messages.StepMeasurement, {"time_s": 10**400}, "time_s is too large a number"),
-        (messages.StepMeasurement, {"time_s": [1.0]}, "time_s must be a number, not a list"),
+        (StepMeasurement, {"step": True}, "step must be a whole number, not true or"),
+        (StepMeasurement, {"step": 1.0}, "step must be a whole number, not a number"),
+        (StepMeasurement, {"plan_version": "1"}, "plan_version must be a whole number"),
+        (StepMeasurement, {"time_s": True}, "time_s must be a number, not true or"),
+        (StepMeasurement, {"time_s": math.nan}, "time_s must be a finite number, not"),
+        (StepMeasurement, {"energy_j": math.inf}, "energy_j must be a finite number"),
+        (StepMeasurement, {"time_s": 10**400}, "time_s is too large a number"),
+        (StepMeasurement, {"time_s": [1.0]}, "time_s must be a number, not a list"),
         (
-            messages.MeasurementBatch,
+            MeasurementBatch,
             {"steps": [MEASUREMENT, MEASUREMENT | {"step": "two"}]},
             r"steps\[1\]\.step must be a whole number, not text$",
         ),
@@ -174,9 +175,9 @@ def test_a_wrong_value_is_refused_with_the_path_of_its_field(
 
 def test_an_error_in_a_list_names_the_index_first() -> None:
     with pytest.raises(CodecError, match=r"^\[1\]\.step is missing$"):
-        decode_list(messages.StepMeasurement, [MEASUREMENT, {}])
+        decode_list(StepMeasurement, [MEASUREMENT, {}])
     with pytest.raises(CodecError, match="a list of StepMeasurement was expected, not an object"):
-        decode_list(messages.StepMeasurement, {})
+        decode_list(StepMeasurement, {})
 
 
 def test_unknown_fields_are_ignored_and_fields_with_a_default_may_be_missing() -> None:
@@ -186,7 +187,7 @@ def test_unknown_fields_are_ignored_and_fields_with_a_default_may_be_missing() -
 
 def test_a_whole_number_is_accepted_where_a_number_is_expected() -> None:
     times_s = decode(Columns, {"times_s": [0.5, 2]}).times_s
-    measured = decode(messages.StepMeasurement, MEASUREMENT | {"time_s": 2})
+    measured = decode(StepMeasurement, MEASUREMENT | {"time_s": 2})
     assert (*times_s, measured.time_s) == (0.5, 2.0, 2.0)
     assert {type(time_s) for time_s in (*times_s, measured.time_s)} == {float}
 

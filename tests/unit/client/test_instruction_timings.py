@@ -17,7 +17,7 @@ from flyball_client.session import instruction_timings
 from flyball_client.session.instruction_timings import InstructionTiming, TimingRecorder
 from flyball_client.session.rank_session import RankSession
 from flyball_client.session.step_recorder import num_details, with_details
-from flyball_wire.messages import MeasurementDetail, StepMeasurement
+from flyball_wire.measurements import MeasurementDetail, StepMeasurement
 
 
 @pytest.fixture

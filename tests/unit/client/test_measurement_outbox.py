@@ -18,7 +18,8 @@ from flyball_client.helper.measurement_poster import MeasurementPoster, bounded_
 from flyball_client.helper.planner_calls import Backoff, PlannerReachability, Rank, RankClient
 from flyball_client.session.measurement_outbox import MeasurementOutbox
 from flyball_wire.codec import decode
-from flyball_wire.messages import MeasurementBatch, RankRegistration, StepMeasurement
+from flyball_wire.measurements import MeasurementBatch, StepMeasurement
+from flyball_wire.messages import RankRegistration
 
 
 class Inbox:

@@ -18,6 +18,7 @@ from flyball_client.api.errors import (
 from flyball_client.api.planner_client import PlannerClient, Retries
 from flyball_wire import messages
 from flyball_wire.codec import encode
+from flyball_wire.measurements import JobStep
 from flyball_wire.messages import JobState
 from flyball_wire.plan_options import Policy, TargetChange
 from flyball_wire.plans.rank_plan import rank_plan
@@ -47,7 +48,7 @@ RANK_PLAN = rank_plan(
     first_step=None,
     predicted_iteration_time_s=2.0,
 )
-STEP = messages.JobStep(
+STEP = JobStep(
     step=1,
     num_ranks=1,
     plan_versions=(None,),

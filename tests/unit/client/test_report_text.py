@@ -18,10 +18,13 @@ from flyball_client.cli.report_text import (
     report_as_text,
 )
 from flyball_profiles.stage_profile import EnergyScope
-from flyball_wire.closed_loop import (
+from flyball_wire.closed_loop import ComparisonState, ComparisonStatus
+from flyball_wire.codec import encode
+from flyball_wire.energy_factors import EnergyFactors
+from flyball_wire.messages import JobRegistration, JobState, JobView
+from flyball_wire.orders import OrderAdvice
+from flyball_wire.savings import (
     BaselineOrigin,
-    ComparisonState,
-    ComparisonStatus,
     Deviation,
     DeviationKind,
     Estimate,
@@ -30,10 +33,6 @@ from flyball_wire.closed_loop import (
     JobReport,
     VersionSavings,
 )
-from flyball_wire.codec import encode
-from flyball_wire.energy_factors import EnergyFactors
-from flyball_wire.messages import JobRegistration, JobState, JobView
-from flyball_wire.orders import OrderAdvice
 
 NO_FACTORS = EnergyFactors()
 BOTH = EnergyFactors(price_per_kwh=0.3, currency="CHF", co2_g_per_kwh=380)

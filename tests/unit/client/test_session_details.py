@@ -11,7 +11,7 @@ from tests.unit.client.tiny_profile import HandClock, tiny_profile
 
 from flyball_client.gpu.emulated import EmulatedGpu
 from flyball_client.session.rank_session import RankSession
-from flyball_wire.messages import MeasurementDetail, StepMeasurement
+from flyball_wire.measurements import MeasurementDetail, StepMeasurement
 
 CYCLE_MHZ = ((1400, 1400), (1200, 900), (900, 900))
 

@@ -17,17 +17,19 @@ from tests.planner.jobs_to_show import (
 )
 
 from flyball_client.api.errors import PlannerError, PlannerRefusedError, PlannerUnavailableError
-from flyball_client.cli.figures import power_text
+from flyball_client.cli.figures import UNKNOWN, power_text
 from flyball_client.cli.top.blocks import ASCII
 from flyball_client.cli.top.pages import page_of
 from flyball_client.cli.top.reading import FollowedJob, Seen
 from flyball_wire.closed_loop import StragglerReason, StragglerSource
 from flyball_wire.messages import JobState
 from flyball_wire.read_models import JobOverview, Overview, StagesOfStep
+from flyball_wire.savings import Estimate
 
 NOW = datetime(2026, 1, 5, 9, 30, tzinfo=UTC)
 ENDED = replace(PLANNED, job_id="a-ended", state=JobState.ENDED, num_present=0)
 REAL = replace(PLANNED, job_id="real", emulated=False)
+UNSURE = Estimate(mean=0.2, low=-0.1, high=0.5, num_steps=40)
 
 
 def text_of(seen: Seen, width: int = 200) -> str:
@@ -120,6 +122,12 @@ def test_jobs_keep_their_places_whichever_had_the_last_heartbeat() -> None:
     row = next(row for row in words_of(texts[0]) if row[:1] == ["gpt3-night"])
     assert row[1:9] == ["planned", "4/4", "19.40", "+0.50", "2.0100", "1620.0", "7800", "J"]
     assert " ".join(row[9:]) == "20.00 +0.00 2.0000 1600.0 0.12 2 plan [18.90, 19.90] 3 s ago"
+
+
+def test_a_change_whose_interval_includes_zero_is_not_shown_as_one() -> None:
+    unsure = replace(PLANNED, job_id="unsure", saving_percent=UNSURE, slowdown_percent=UNSURE)
+    row = next(row for row in words_of(jobs_text(PLANNED, unsure)) if row[:1] == ["unsure"])
+    assert row[3:6] == [UNKNOWN, UNKNOWN, "2.0100"]
 
 
 # ------------------------------------------------------------------ widths

@@ -32,17 +32,11 @@ from flyball_lab.demo.verdict import (
     measure,
     unjudged_time,
 )
-from flyball_wire.closed_loop import BaselineOrigin, Estimate, VersionSavings
 from flyball_wire.command.command import CommandError
-from flyball_wire.messages import (
-    JobRegistration,
-    JobState,
-    JobStep,
-    JobView,
-    PlanView,
-    RankView,
-)
+from flyball_wire.measurements import JobStep
+from flyball_wire.messages import JobRegistration, JobState, JobView, PlanView, RankView
 from flyball_wire.read_models import TimelineOfPlan, TimelineRow
+from flyball_wire.savings import BaselineOrigin, Estimate, VersionSavings
 
 NUM_STEPS = 3
 VERSION = 2

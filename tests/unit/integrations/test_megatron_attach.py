@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
+from unittest import mock
 
 import pytest
 import torch.distributed
@@ -25,6 +26,7 @@ from flyball_integrations.megatron import pipeline
 from flyball_integrations.megatron.order import interleaved
 from flyball_integrations.megatron.pipeline import attach, detach, training_step
 from flyball_integrations.shared import attachment
+from flyball_integrations.shared.device_hooks import DeviceHooks
 from flyball_server.planning.scheduling import schedule_for
 from flyball_wire.messages import JobRegistration
 
@@ -175,6 +177,16 @@ def test_where_no_hook_can_run_inside_a_step_each_stage_has_one_clock(
     (at_attach,) = _warnings(caplog)
     assert "nothing is hooked inside a step: each stage runs at one clock" in at_attach
     assert "plan version 2 changes clocks within a step" in caplog.text
+
+
+@pytest.mark.parametrize(("changes", "timing"), [({}, "stream"), (_WHOLE, "synchronize")])
+def test_whole_steps_are_timed_after_a_wait_for_the_device(
+    changes: dict[str, Any], timing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = mock.Mock(wraps=DeviceHooks)
+    monkeypatch.setattr(attachment, "DeviceHooks", made)
+    attach(config(**changes), job_id="job", num_microbatches=2, gpu=RecordingGpu(), timing="stream")
+    made.assert_called_once_with(torch.device("cpu"), timing)
 
 
 def test_a_plan_without_instructions_leaves_whole_steps_unplanned() -> None:

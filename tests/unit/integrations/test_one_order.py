@@ -67,7 +67,7 @@ def test_ranks_that_do_not_come_are_told_in_one_line(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 3)
-    lost = r"^not all ranks called attach within 0\.1 s of .* undone here, rank 1, 2 missing: .*$"
+    lost = r"^not all ranks called attach within 0\.1 s of .* undone here, ranks 1, 2 missing: .*$"
     with pytest.raises(ValueError, match=lost), on_all_ranks_or_none(timeout_s=0.1):
         pass
     with pytest.raises(KeyError, match="gpu"), on_all_ranks_or_none(timeout_s=0.1):

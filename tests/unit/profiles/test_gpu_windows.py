@@ -200,6 +200,13 @@ def test_the_last_of_several_gpus_waits_for_the_calls_of_the_others() -> None:
     assert a100.of_queue(8).up_p50_s == pytest.approx(0.046, rel=0.15)
 
 
+def test_the_calls_of_a_nodes_gpus_take_a_share_of_an_iteration_where_they_queue() -> None:
+    queued = replace(OWN_TIMES, call_p50_s=0.006, call_p95_s=0.006, queues_in_node=True)
+    # Eight GPUs with five changes each, of 6 ms: 0.24 s of 2 s.
+    assert queued.call_share(8, 5.0, 2.0) == pytest.approx(0.12)
+    assert replace(queued, queues_in_node=False).call_share(8, 5.0, 2.0) == 0.0
+
+
 def test_a_clock_waits_for_a_long_call_of_another_stage() -> None:
     queued = replace(OWN_TIMES, queues_in_node=True)
     assert queued.beside_other_stages() == replace(queued, up_p95_s=0.0085)

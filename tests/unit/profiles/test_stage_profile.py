@@ -57,6 +57,13 @@ def test_a_point_that_was_not_measured_is_an_error(
         two_stages().at(stage, kind, frequency_mhz)
 
 
+def test_the_highest_clock_is_that_of_any_instruction() -> None:
+    lowest = OperatingPoint(frequency_mhz=900, time_s=2.0, energy_j=9.0)
+    points = {(0, FORWARD): (lowest,), (0, BACKWARD): two_points()}
+    profile = StageProfile(points=points, num_ranks_per_stage=(1,))
+    assert profile.highest_mhz == 1400
+
+
 def test_selected_stages_are_renumbered_and_keep_their_ranks() -> None:
     whole = two_stages()
     shorter = whole.select_stages((1,))

@@ -25,7 +25,7 @@ from flyball_server.jobs.findings.delays import DelayReconciler
 from flyball_server.jobs.findings.news_of_work import NOT_ANNOUNCED, NUM_SILENT_STEPS
 from flyball_server.jobs.findings.stragglers import StragglerReconciler
 from flyball_server.jobs.findings.work_drift import WorkDriftReconciler, with_drifts
-from flyball_server.jobs.loop_state import JobLoopState, PlanningInputs, StageSlowdown, WorkModel
+from flyball_server.jobs.loop_state import JobLoopState
 from flyball_server.jobs.measurements.announced_work import (
     following,
     known_lengths,
@@ -33,6 +33,7 @@ from flyball_server.jobs.measurements.announced_work import (
 )
 from flyball_server.jobs.measurements.step_reading import read_fold
 from flyball_server.jobs.measurements.timed_steps import MOST_TIMED_STEPS
+from flyball_server.jobs.planning_inputs import PlanningInputs, StageSlowdown, WorkModel
 from flyball_server.jobs.reconcile.expiry import ExpiryReconciler
 from flyball_server.jobs.reconcile.plans import PlanReconciler
 from flyball_server.jobs.registry.inspection import get_job, get_plan, notes
@@ -47,9 +48,9 @@ from flyball_server.views import job_reading
 from flyball_server.views.job_figures import SharedReading
 from flyball_server.views.job_reading import JobReading
 from flyball_server.views.recorded_runs import get_recorded_runs
-from flyball_wire.closed_loop import MeasuredSavings
 from flyball_wire.messages import JobState
 from flyball_wire.plan_options import Policy
+from flyball_wire.savings import MeasuredSavings
 
 NUM_STAGES, NUM_MICROBATCHES, NUM_PIPELINES = 2, 6, 3
 TRUE = {

@@ -26,7 +26,7 @@ from flyball_server.jobs.errors import (
     UnknownPlanError,
     UnknownRankError,
 )
-from flyball_server.jobs.loop_state import JobLoopState, PlanningInputs, RankSlowdown
+from flyball_server.jobs.loop_state import JobLoopState
 from flyball_server.jobs.measurements import measurements
 from flyball_server.jobs.measurements.measurements import (
     FEWEST_KEPT_STEPS,
@@ -36,6 +36,7 @@ from flyball_server.jobs.measurements.measurements import (
     list_steps,
     store_together,
 )
+from flyball_server.jobs.planning_inputs import PlanningInputs, RankSlowdown
 from flyball_server.jobs.registry.inspection import get_job
 from flyball_server.jobs.registry.registration import register_together
 from flyball_server.jobs.step_records import StepDetail

@@ -29,7 +29,8 @@ from flyball_server.jobs.savings.comparisons import (
     start_comparison,
 )
 from flyball_server.jobs.versions.plan_versions import add_version
-from flyball_wire.messages import JobState, MeasurementDetail
+from flyball_wire.measurements import MeasurementDetail
+from flyball_wire.messages import JobState
 from flyball_wire.plan_options import TargetChange
 
 

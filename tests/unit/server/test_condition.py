@@ -9,13 +9,8 @@ from tests.planner.samples import MOMENT, job_record, rank_record
 
 from flyball_server.jobs.lifecycle.condition import condition_of
 from flyball_server.jobs.lifecycle.job_life import DEFAULT_LIFE
-from flyball_server.jobs.loop_state import (
-    AnnouncedSlowdown,
-    JobLoopState,
-    MeasuredDelays,
-    RankSlowdown,
-    RefusedRegistration,
-)
+from flyball_server.jobs.loop_state import AnnouncedSlowdown, JobLoopState, RefusedRegistration
+from flyball_server.jobs.planning_inputs import MeasuredDelays, RankSlowdown
 from flyball_server.jobs.records import JobRecord, RankRecord
 from flyball_wire.closed_loop import StragglerReason
 from flyball_wire.messages import ConditionName, JobCondition, JobState

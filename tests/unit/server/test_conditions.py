@@ -36,7 +36,8 @@ from flyball_server.jobs.registry.inspection import get_job, get_plan, get_profi
 from flyball_server.jobs.registry.launch import Launch
 from flyball_server.jobs.services import JobServices
 from flyball_server.views.job_power import get_power
-from flyball_wire.messages import JobState, MeasurementBatch, Profiling, StepMeasurement
+from flyball_wire.measurements import MeasurementBatch, StepMeasurement
+from flyball_wire.messages import JobState, Profiling
 from flyball_wire.plan_options import TargetChange
 from flyball_wire.targets import LIMIT_TARGET
 

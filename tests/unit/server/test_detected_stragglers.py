@@ -14,12 +14,14 @@ from tests.planner.use_cases import put_profile
 from flyball_server.jobs.findings.announcements import list_stragglers, withdraw_straggler
 from flyball_server.jobs.findings.noting import Change, note_findings
 from flyball_server.jobs.findings.stragglers import MIN_STEPS, StragglerReconciler
-from flyball_server.jobs.loop_state import Comparison, PlanningInputs
+from flyball_server.jobs.loop_state import Comparison
+from flyball_server.jobs.planning_inputs import PlanningInputs
 from flyball_server.jobs.registry.inspection import get_job
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.versions.plan_versions import add_version
 from flyball_server.planning.errors import PlanningError
-from flyball_wire.messages import JobState, MeasurementDetail
+from flyball_wire.measurements import MeasurementDetail
+from flyball_wire.messages import JobState
 
 pytestmark = pytest.mark.slow
 

@@ -16,7 +16,7 @@ from flyball_server.jobs.savings.intervals import (
     quantile_of_t,
     ratio_of,
 )
-from flyball_wire.closed_loop import Estimate
+from flyball_wire.savings import Estimate
 
 NUM_RUNS = 200
 COUNTER_S = 0.1

@@ -21,16 +21,17 @@ from tests.planner.samples import (
 from tests.planner.use_cases import register_job
 
 from flyball_profiles.stage_profile import EnergyScope
-from flyball_server.jobs.loop_state import GpuChange, PlanningInputs, RankSlowdown
+from flyball_server.jobs.loop_state import GpuChange
 from flyball_server.jobs.measurements.step_pairs import StepKinds
+from flyball_server.jobs.planning_inputs import PlanningInputs, RankSlowdown
 from flyball_server.jobs.savings.headline import headline_of
 from flyball_server.jobs.savings.savings import savings_of
 from flyball_server.jobs.step_records import StepTotals
 from flyball_server.views.job_figures import SharedReading
 from flyball_server.views.job_reading import JobReading
 from flyball_server.views.report import get_report
-from flyball_wire.closed_loop import BaselineOrigin, Estimate, Headline, MeasuredSavings
 from flyball_wire.read_models import PredictedIteration
+from flyball_wire.savings import BaselineOrigin, Estimate, Headline, MeasuredSavings
 
 PREDICTED = PredictedIteration(
     iteration_time_s=2.1,

@@ -24,9 +24,9 @@ from flyball_server.jobs.measurements.step_reading import all_step_kinds, step_k
 from flyball_server.jobs.records import PlanRecord
 from flyball_server.jobs.services import JobServices
 from flyball_server.views.report import get_report
-from flyball_wire.closed_loop import JobReport
 from flyball_wire.online_profiling import ProfilingResult, ProfilingState
 from flyball_wire.plans.plan import Plan, probe_of
+from flyball_wire.savings import JobReport
 
 # ------------------------------------------------------------------ which steps are baseline
 

@@ -18,7 +18,7 @@ from flyball_profiles.gpu_windows import load_gpu_window
 from flyball_server.jobs.errors import InvalidFieldError
 from flyball_server.jobs.findings import placement
 from flyball_server.jobs.findings.placement import SHORTEST_PERIOD_S, PlacementReconciler
-from flyball_server.jobs.loop_state import MeasuredDelays
+from flyball_server.jobs.planning_inputs import MeasuredDelays
 from flyball_server.jobs.reconcile.plans import PlanReconciler
 from flyball_server.jobs.registry.inspection import get_job, get_plan
 from flyball_server.jobs.services import JobServices

@@ -9,11 +9,13 @@ from tests.planner.one_rank import acknowledge, get_first_step, newer_plan, regi
 from tests.planner.samples import CountingPlanner, Services, job_spec, profile, rank_record
 from tests.planner.use_cases import put_profile, register_job
 
-from flyball_server.jobs.loop_state import JobLoopState, PlanningInputs, RankSlowdown
+from flyball_server.jobs.loop_state import JobLoopState
+from flyball_server.jobs.planning_inputs import PlanningInputs, RankSlowdown
 from flyball_server.jobs.registry.inspection import get_job, list_plans
 from flyball_server.jobs.step_records import StepDetail
 from flyball_server.jobs.versions.plan_versions import margin_steps
-from flyball_wire.messages import MeasurementDetail, PlanVersion
+from flyball_wire.measurements import MeasurementDetail
+from flyball_wire.messages import PlanVersion
 
 pytestmark = pytest.mark.slow
 

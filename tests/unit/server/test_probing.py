@@ -34,7 +34,8 @@ from flyball_server.jobs.versions import rank_plans
 from flyball_server.planning.scheduling import ScheduleContext, schedule_for
 from flyball_server.profiling.moves import Refused
 from flyball_server.profiling.observations import ProbedVersion
-from flyball_wire.messages import JobState, MeasurementDetail, Profiling
+from flyball_wire.measurements import MeasurementDetail
+from flyball_wire.messages import JobState, Profiling
 
 pytestmark = pytest.mark.slow
 

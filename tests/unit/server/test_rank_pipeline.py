@@ -23,7 +23,7 @@ from tests.unit.planning.tiny_pipelines import (
 from flyball_pipeline.paths import earliest_finish_s
 from flyball_pipeline.retiming import RetimedPipeline, retime
 from flyball_profiles.stage_profile import StageProfile
-from flyball_server.jobs.loop_state import PlanningInputs, WorkModel
+from flyball_server.jobs.planning_inputs import PlanningInputs, WorkModel
 from flyball_server.jobs.versions.rank_plans import part_of, pipeline_part
 from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_server.planning.stragglers.slowed_pipelines import make_slowed_plan

@@ -18,7 +18,7 @@ from tests.planner.use_cases import change_target, put_profile, register_job
 from flyball_profiles.stage_profile import StageProfile
 from flyball_profiles.stage_profile_csv import parse_stage_profile
 from flyball_server.jobs.errors import PlanningFailedError
-from flyball_server.jobs.loop_state import RankSlowdown
+from flyball_server.jobs.planning_inputs import RankSlowdown
 from flyball_server.jobs.reconcile.plans import PlanReconciler
 from flyball_server.jobs.reconcile.reconfigurations import (
     PATIENCE_STEPS,
@@ -35,7 +35,7 @@ from flyball_server.jobs.versions.plan_versions import add_version
 from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_server.planning.policies.measured_reconfigure import FINISH_LIMIT
 from flyball_server.planning.stragglers.slowed_pipelines import SlowedRequest, make_slowed_plan
-from flyball_wire.messages import InstructionReport, MeasurementDetail
+from flyball_wire.measurements import InstructionReport, MeasurementDetail
 from flyball_wire.plan_options import PlanOptions, Policy, Reconfigure, TargetChange
 from flyball_wire.plans.plan import Plan, Slowdown
 

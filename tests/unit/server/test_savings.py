@@ -11,7 +11,7 @@ from tests.planner.folds import fold_of, steps
 from flyball_server.jobs.measurements.step_pairs import StepKinds, WorkAtHighest
 from flyball_server.jobs.savings.savings import JobSavings, savings_of
 from flyball_server.jobs.step_records import StepTotals
-from flyball_wire.closed_loop import BaselineOrigin, MeasuredSavings
+from flyball_wire.savings import BaselineOrigin, MeasuredSavings
 
 PLAIN = StepKinds()
 ABBA = (False, False, True, True, True, True, False, False)

@@ -24,8 +24,8 @@ from tests.unit.server.test_announced_work import (
 
 from flyball_server.jobs.findings.delays import DelayReconciler
 from flyball_server.jobs.findings.step_power import BLOCK_STEPS, StepPowerReconciler, corrected
-from flyball_server.jobs.loop_state import PlanningInputs, StepPower, WorkModel
 from flyball_server.jobs.measurements.announced_work import deadline_ratio
+from flyball_server.jobs.planning_inputs import PlanningInputs, StepPower, WorkModel
 from flyball_server.jobs.reconcile.plans import PlanReconciler
 from flyball_server.jobs.registry.inspection import get_plan
 from flyball_server.jobs.services import JobServices

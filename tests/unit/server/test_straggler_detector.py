@@ -25,7 +25,7 @@ from flyball_server.jobs.findings.step_ratios import (
     rank_step,
     stage_work,
 )
-from flyball_server.jobs.loop_state import RankSlowdown, WorkModel
+from flyball_server.jobs.planning_inputs import RankSlowdown, WorkModel
 from flyball_server.jobs.records import RankRecord
 from flyball_server.jobs.step_records import StepDetail
 from flyball_server.planning.model.simulator import simulate

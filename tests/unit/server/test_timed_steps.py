@@ -10,7 +10,6 @@ from tests.planner.sample_plans import frequency_plan
 from tests.planner.samples import rank_record
 
 from flyball_pipeline.instruction import InstructionKind
-from flyball_server.jobs.loop_state import PlanningInputs
 from flyball_server.jobs.measurements import timed_steps
 from flyball_server.jobs.measurements.timed_steps import (
     MOST_TIMED_STEPS,
@@ -18,8 +17,9 @@ from flyball_server.jobs.measurements.timed_steps import (
     is_timed,
     num_timed_steps,
 )
+from flyball_server.jobs.planning_inputs import PlanningInputs
 from flyball_server.jobs.versions.rank_plans import part_of
-from flyball_wire.messages import InstructionReport
+from flyball_wire.measurements import InstructionReport
 from flyball_wire.plans.plan import PipelinePlan, PlannedInstruction, PlannedRequest
 
 

@@ -12,10 +12,8 @@ from tests.planner.samples import CountingPlanner, Services, job_record, job_spe
 from tests.planner.use_cases import put_profile, register_job
 
 from flyball_profiles.gpu_windows import load_gpu_window
-from flyball_server.jobs.loop_state import (
-    AnnouncedSlowdown,
-    Attempt,
-    JobLoopState,
+from flyball_server.jobs.loop_state import AnnouncedSlowdown, Attempt, JobLoopState
+from flyball_server.jobs.planning_inputs import (
     MeasuredDelays,
     PlanningInputs,
     RankSlowdown,
@@ -30,7 +28,8 @@ from flyball_server.jobs.wanted.wanted import Standing, Wanted, standing, wanted
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.planner import PlanRequest
 from flyball_wire.closed_loop import StragglerReason, Timetable, TimetableWindow
-from flyball_wire.messages import JobState, MeasurementDetail
+from flyball_wire.measurements import MeasurementDetail
+from flyball_wire.messages import JobState
 from flyball_wire.plans.plan import Plan, Purpose
 
 NOON = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)

@@ -21,7 +21,7 @@ from flyball_client.cli.figures import (
 )
 from flyball_client.cli.top.blocks import LEVELS, Block, Page, Paragraph, Row, Span, Table, Tone
 from flyball_client.cli.top.reading import FollowedJob, Seen
-from flyball_wire.closed_loop import Estimate, Straggler
+from flyball_wire.closed_loop import Straggler
 from flyball_wire.messages import JobState
 from flyball_wire.read_models import (
     JobOverview,
@@ -32,6 +32,7 @@ from flyball_wire.read_models import (
     StagesOfStep,
     StepClocks,
 )
+from flyball_wire.savings import Estimate
 
 # How figures are written; "z": never -0.00.
 _TIME_S, _ENERGY_J, _POWER_W, _CLOCK_MHZ = ".4f", ".1f", ".1f", ".0f"
@@ -279,7 +280,7 @@ def _stages(reading: FollowedJob, whole: Sequence[StagesOfStep]) -> list[Block]:
     if not window:
         return []
     (version,) = window[-1].plan_versions
-    plan = next((known for known in reading.history if known.version == version), None)
+    plan = next((summary for summary in reading.history if summary.version == version), None)
     title = f"stages in steps {window[0].step} to {window[-1].step}, "
     title += "without a plan" if version is None else f"on version {version}"
     if plan is not None and plan.kind == PlanKind.COMPARISON:
@@ -345,8 +346,7 @@ def _versions(reading: FollowedJob, now: datetime) -> list[Block]:
     older = len(reading.history) - len(shown)
     note = "newest versions of the plan, * the active one" + (f"; {older} older" if older else "")
     rows = [
-        _version_row(shown_version, reading.overview.active_version, now)
-        for shown_version in reversed(shown)
+        _version_row(version, reading.overview.active_version, now) for version in reversed(shown)
     ]
     return [(), (_muted(note),), Table.of(rows)] if rows else []
 

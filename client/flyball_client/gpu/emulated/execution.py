@@ -246,7 +246,7 @@ def points_by_clock(
 
 
 def held_clock_mhz(clock_mhz: int, points: PointsByClock, power_limit_w: float | None) -> int:
-    """Return the highest clock up to this at which an instruction is within the power limit.
+    """Return the highest clock, at most the given one, that keeps an instruction within the limit.
 
     That is the lowest clock where it exceeds the limit at all of them.
     """
@@ -425,7 +425,7 @@ class ClockCalls:
 
     One call is made at a time. A request during a call waits for its end, and is replaced by a
     later one until then; from then on it is in the queue of the node, with its clock. Where a
-    later call takes effect before an earlier call, that is dropped. Moments are emulated
+    later call takes effect before an earlier call, the earlier one is dropped. Moments are emulated
     seconds.
 
     Args:

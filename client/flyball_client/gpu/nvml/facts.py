@@ -64,7 +64,7 @@ NVML_ERRORS: dict[str, tuple[type[GpuError], str]] = {
     ),
     "NVML_ERROR_ARGUMENT_VERSION_MISMATCH": (
         GpuNotSupportedError,
-        "nvidia-ml-py and the driver differ; update the older",
+        "nvidia-ml-py and the driver differ; update the older of the two",
     ),
     "NVML_ERROR_DEPRECATED": (GpuNotSupportedError, "the driver no longer offers this"),
     "NVML_ERROR_NOT_READY": (GpuError, "try again"),

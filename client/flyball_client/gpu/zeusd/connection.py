@@ -50,7 +50,7 @@ class ZeusdConnection:
 
     zeusd closes idle connections after some seconds, so a request that fails on a reused
     connection is sent once more: all requests are idempotent. A signal handler may make a request
-    during another call, on a connection of its own. The token appears in no text.
+    during another request, on a connection of its own. The token appears in no text.
 
     Args:
         endpoint: Path of zeusd's socket, `/run/zeusd/zeusd.sock`, or `HOST:PORT`.

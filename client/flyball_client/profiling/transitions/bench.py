@@ -193,9 +193,9 @@ class TransitionBench:
             both = (self._held, held)
             for clock_mhz in clocks_mhz:
                 self._sleep(_REST_S)
-                for gpu in both:
-                    gpu.request_mhz(clock_mhz)
-                calls = [self._finished_call(gpu, clock_mhz) for gpu in both]
+                for clock in both:
+                    clock.request_mhz(clock_mhz)
+                calls = [self._finished_call(clock, clock_mhz) for clock in both]
                 first, last = sorted(calls, key=lambda call: call.returned_s)
                 pairs.append((first, last))
         return pairs[1:]  # the first clock may have been requested before

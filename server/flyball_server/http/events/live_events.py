@@ -69,7 +69,7 @@ class _Troubles:
     def news(self, *followed: Following[Any]) -> bytes | None:
         """Return an event of the current error; empty: it was sent; None: there is no error."""
         error = next(
-            (followed_job.error for followed_job in followed if followed_job.error is not None),
+            (following.error for following in followed if following.error is not None),
             None,
         )
         known, self.sent = self.sent, None if error is None else str(error)
@@ -130,7 +130,7 @@ class _SentSteps:
         """Return an event of the new and changed steps; the first event begins with the older."""
         if self.revision == 0:
             first = steps[0].step if steps else MAX_COUNT
-            begin = [version for version in older if version.step < first]
+            begin = [step for step in older if step.step < first]
             new = [each for each in (*begin, *steps) if each.step > self.after_step]
         else:
             new = [each for each in steps if each.revision > self.revision]
@@ -175,7 +175,7 @@ class JobSource:
     def news(self) -> bytes:
         """Return events of all changes; of a deleted job `gone` alone."""
         followed: tuple[Following[Any], ...] = (self.job, self.history)
-        if any(followed_job.is_gone for followed_job in followed):
+        if any(following.is_gone for following in followed):
             is_sent, self._is_gone = self._is_gone, True
             return b"" if is_sent else _GONE
         was_troubled = self._troubles.sent is not None

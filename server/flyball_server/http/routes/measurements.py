@@ -14,9 +14,11 @@ from flyball_server.jobs.savings import comparisons
 from flyball_server.kit.checked_documents import adapter_of
 from flyball_server.views import recorded_runs, report
 from flyball_server.views.stage_steps import list_stage_steps
-from flyball_wire import messages, routes
-from flyball_wire.closed_loop import ComparisonRequest, ComparisonStatus, JobReport, RecordedRuns
+from flyball_wire import routes
+from flyball_wire.closed_loop import ComparisonRequest, ComparisonStatus, RecordedRuns
+from flyball_wire.measurements import JobStep
 from flyball_wire.read_models import StagesOfStep
+from flyball_wire.savings import JobReport
 
 STEPS_ROUTER = call_router("steps")
 Limit = Annotated[
@@ -31,7 +33,7 @@ Limit = Annotated[
     summary="List measured steps",
     response_description="The newest steps, in ascending order.",
 )
-def get_steps(state: State, job_id: JobId, limit: Limit = 100) -> tuple[messages.JobStep, ...]:
+def get_steps(state: State, job_id: JobId, limit: Limit = 100) -> tuple[JobStep, ...]:
     """Return each step over the ranks that posted it: the slowest rank's time, their energy."""
     return list_steps(state.services, job_id, limit=limit)
 

@@ -19,6 +19,7 @@ from flyball_server.jobs.registry.registration import leave_rank
 from flyball_server.jobs.versions.plan_versions import HeldVersion, version_of
 from flyball_server.jobs.versions.rank_plans import PlanQuestion
 from flyball_wire import messages, routes
+from flyball_wire.measurements import Accepted, MeasurementBatch
 from flyball_wire.messages import PlanVersion
 from flyball_wire.plans.rank_plan import RankPlan
 
@@ -128,8 +129,8 @@ async def post_acknowledgement(
     responses=problems(409),
 )
 async def post_measurements(
-    state: State, job_id: JobId, rank: Rank, batch: messages.MeasurementBatch
-) -> messages.Accepted:
+    state: State, job_id: JobId, rank: Rank, batch: MeasurementBatch
+) -> Accepted:
     """Store time and energy of the rank's steps; a step posted again replaces the older.
 
     A step counts once in the report, with its first measurement if it had counted before. After the

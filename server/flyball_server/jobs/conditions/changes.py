@@ -17,7 +17,7 @@ from flyball_profiles.gpu_conditions import (
     is_known,
 )
 from flyball_profiles.stage_profile import StageProfile
-from flyball_server.jobs.loop_state import ChangedConditions
+from flyball_server.jobs.planning_inputs import ChangedConditions
 from flyball_server.jobs.records import RankRecord, ranks_text
 from flyball_wire.targets import LIMIT_TARGET, parse_target
 

@@ -19,7 +19,8 @@ from flyball_server.jobs.conditions.changes import (
 )
 from flyball_server.jobs.findings.noting import note_findings
 from flyball_server.jobs.job_state import OVER, UNPROFILED, JobInput
-from flyball_server.jobs.loop_state import ChangedConditions, JobLoopState
+from flyball_server.jobs.loop_state import JobLoopState
+from flyball_server.jobs.planning_inputs import ChangedConditions
 from flyball_server.jobs.probing import probe_plans
 from flyball_server.jobs.records import JobRecord, RankRecord
 from flyball_server.jobs.services import JobServices

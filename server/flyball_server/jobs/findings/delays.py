@@ -9,7 +9,7 @@ from flyball_server.jobs.findings.news_of_work import new_model, not_announced
 from flyball_server.jobs.findings.noting import note_findings
 from flyball_server.jobs.findings.placement import gpus_in_node
 from flyball_server.jobs.job_state import OVER
-from flyball_server.jobs.loop_state import JobLoopState, MeasuredDelays, WorkModel
+from flyball_server.jobs.loop_state import JobLoopState
 from flyball_server.jobs.measurements.announced_work import (
     following,
     measured_work,
@@ -20,6 +20,7 @@ from flyball_server.jobs.measurements.timed_steps import (
     read_timed_steps,
     timed_version,
 )
+from flyball_server.jobs.planning_inputs import MeasuredDelays, WorkModel
 from flyball_server.jobs.records import JobRecord, PlanRecord
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.sql.job_reader import JobReader
@@ -196,9 +197,7 @@ def _is_left_alone(job: JobRecord, loop_state: JobLoopState) -> bool:
 
 def _given_hops_s(spec: JobSpec) -> tuple[float, ...] | None:
     """Return the transfers that the job gives, s; None: none are given."""
-    if spec.transfer_ms is None:
-        return None
-    return tuple(hop_ms / 1e3 for hop_ms in spec.transfer_ms)
+    return None if spec.transfer_ms is None else spec.transfer_s
 
 
 def _rounded(delays: MeasuredDelays) -> MeasuredDelays:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from flyball_server.jobs.findings.step_ratios import RankStep, Ratio, reason_of, window_ratio
-from flyball_server.jobs.loop_state import RankSlowdown, StageSlowdown
+from flyball_server.jobs.planning_inputs import RankSlowdown, StageSlowdown
 from flyball_server.jobs.records import RankRecord
 from flyball_wire.plans.plan import MAX_SLOWDOWN, MIN_SLOWDOWN
 

@@ -6,12 +6,13 @@ from dataclasses import replace
 from functools import cached_property
 
 from flyball_pipeline.work import StepWork, has_lengths_outside
-from flyball_server.jobs.loop_state import JobLoopState, WorkModel
+from flyball_server.jobs.loop_state import JobLoopState
 from flyball_server.jobs.measurements.announced_work import (
     forgotten,
     known_lengths,
     no_step_plans,
 )
+from flyball_server.jobs.planning_inputs import WorkModel
 from flyball_server.jobs.records import JobRecord, NewestVersion, RankRecord
 from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.jobs.versions.rank_plans import large_parts

@@ -7,7 +7,8 @@ from abc import ABC, abstractmethod
 from flyball_server.jobs.findings.noting import note_findings
 from flyball_server.jobs.findings.stragglers import DetectionWindow, advanced_window
 from flyball_server.jobs.job_state import OVER
-from flyball_server.jobs.loop_state import JobLoopState, WorkModel
+from flyball_server.jobs.loop_state import JobLoopState
+from flyball_server.jobs.planning_inputs import WorkModel
 from flyball_server.jobs.records import JobRecord
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.sql.job_reader import JobReader

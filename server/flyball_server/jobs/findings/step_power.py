@@ -16,9 +16,10 @@ from flyball_pipeline.errors import PipelineError
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.jobs.findings.step_plans import StepPlanReconciler
 from flyball_server.jobs.findings.stragglers import DetectionWindow
-from flyball_server.jobs.loop_state import JobLoopState, StepPower, WorkModel
+from flyball_server.jobs.loop_state import JobLoopState
 from flyball_server.jobs.measurements.announced_work import deadline_ratio
 from flyball_server.jobs.measurements.step_reading import gpus_over_profile
+from flyball_server.jobs.planning_inputs import StepPower, WorkModel
 from flyball_server.jobs.records import JobRecord
 from flyball_server.jobs.step_records import StepTotals
 from flyball_server.jobs.store.sql.job_reader import JobReader

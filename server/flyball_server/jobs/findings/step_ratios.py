@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from flyball_pipeline.errors import PipelineError
 from flyball_pipeline.work import StepWork, WorkCoefficients
 from flyball_profiles.stage_profile import StageProfile
-from flyball_server.jobs.loop_state import WorkModel
+from flyball_server.jobs.planning_inputs import WorkModel
 from flyball_server.jobs.step_records import StepDetail, StepRecord
 from flyball_server.planning.documents.recorded_plan import models_of_plan
 from flyball_server.planning.model.simulator import simulate

@@ -19,7 +19,8 @@ from flyball_server.jobs.findings.step_ratios import (
     stage_work,
 )
 from flyball_server.jobs.job_state import OVER
-from flyball_server.jobs.loop_state import JobLoopState, WorkModel
+from flyball_server.jobs.loop_state import JobLoopState
+from flyball_server.jobs.planning_inputs import WorkModel
 from flyball_server.jobs.records import JobRecord, RankRecord
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.sql.job_reader import JobReader
@@ -89,7 +90,7 @@ class DetectionWindow:
             reach = min(2 * reach, _FAR_STEPS)
 
     def begin_detection(self, pause_steps: int) -> bool:
-        """Begin a detection if so many steps have run since the newest step; return whether."""
+        """Begin a detection if so many steps have run since the last one; return whether it did."""
         if self.newest_step - self.detected_at_step < pause_steps:
             return False
         self.detected_at_step = self.newest_step

@@ -12,7 +12,8 @@ from flyball_server.jobs.findings.stragglers import (
     adapts_frontier,
     measured_slowdowns,
 )
-from flyball_server.jobs.loop_state import JobLoopState, StageSlowdown, WorkModel
+from flyball_server.jobs.loop_state import JobLoopState
+from flyball_server.jobs.planning_inputs import StageSlowdown, WorkModel
 from flyball_server.jobs.records import JobRecord
 from flyball_server.jobs.store.sql.job_reader import JobReader
 

@@ -15,8 +15,13 @@ from flyball_pipeline.instruction import InstructionKind
 from flyball_pipeline.retiming import MAX_INSTRUCTIONS
 from flyball_pipeline.work import StepWork, WorkCoefficients, work_factors
 from flyball_profiles.stage_profile import StageProfile
-from flyball_server.jobs.loop_state import PlanningInputs, StepPower, WorkModel, deadline_factor
 from flyball_server.jobs.measurements.timed_steps import ReadSteps, StepReports
+from flyball_server.jobs.planning_inputs import (
+    PlanningInputs,
+    StepPower,
+    WorkModel,
+    deadline_factor,
+)
 from flyball_server.planning.documents.predicted_timeline import planned_models
 from flyball_server.planning.model.array_dag import FloatArray
 from flyball_server.planning.model.pipeline_model import PipelineModel
@@ -27,7 +32,8 @@ from flyball_server.profiling.work_fit import (
     fit_work,
     work_reserve,
 )
-from flyball_wire.messages import InstructionReport, JobSpec
+from flyball_wire.measurements import InstructionReport
+from flyball_wire.messages import JobSpec
 from flyball_wire.plan_options import DEFAULT_TARGET, Policy
 from flyball_wire.plans.plan import Plan
 

@@ -18,7 +18,8 @@ from flyball_server.jobs.step_records import StepDetail, StepRecord
 from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.jobs.store.sql.job_writer import JobWriter
 from flyball_server.profiling.observations import DEFAULT_MAX_STEPS, MAX_WITH_WAITING
-from flyball_wire.messages import Accepted, JobState, JobStep
+from flyball_wire.measurements import Accepted, JobStep
+from flyball_wire.messages import JobState
 
 # Number of a job's newest steps that are kept for reconcilers.
 KEPT_DETAILS = 256

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from flyball_server.jobs.savings.intervals import MeanEstimate
 from flyball_server.jobs.step_records import StepTotals
-from flyball_wire.closed_loop import Estimate
+from flyball_wire.savings import Estimate
 
 
 class WorkAtHighest(NamedTuple):
@@ -136,7 +136,7 @@ class WorkedMeans:
                 mean=ratio, variance=None, degrees_of_freedom=0, num_steps=a.num_values
             )
         center = math.fsum(off) / num
-        squares = math.fsum((step - center) ** 2 for step in off)
+        squares = math.fsum((value - center) ** 2 for value in off)
         return MeanEstimate(
             mean=ratio,
             variance=squares / (num - 1) / num / (b.total / b.num_values) ** 2,

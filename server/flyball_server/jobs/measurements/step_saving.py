@@ -56,9 +56,9 @@ def step_plans_saving_percent(
 
 
 def _clocks(step: Sequence[PipelineStep]) -> list[tuple[int, ...]]:
-    own_s = [own_times(rank.model.retimed, rank.factors) for rank in step]
+    own_s = [own_times(pipeline.model.retimed, pipeline.factors) for pipeline in step]
     deadline_s = max(itertools.chain(*own_s))
-    return [retime(rank.model.retimed, rank.factors, (deadline_s,)) for rank in step]
+    return [retime(pipeline.model.retimed, pipeline.factors, (deadline_s,)) for pipeline in step]
 
 
 def _step_model(model: PipelineModel) -> StepModel:

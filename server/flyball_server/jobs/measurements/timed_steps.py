@@ -15,8 +15,8 @@ from flyball_pipeline.schedule import Schedule
 from flyball_pipeline.work import StepWork
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.jobs.findings.step_ratios import clock_times
-from flyball_server.jobs.loop_state import MeasuredDelays, WorkModel
 from flyball_server.jobs.measurements.step_saving import step_plans_saving_percent
+from flyball_server.jobs.planning_inputs import MeasuredDelays, WorkModel
 from flyball_server.jobs.records import PlanRecord, RankRecord
 from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.planning.documents.recorded_plan import models_of_plan
@@ -36,7 +36,7 @@ from flyball_server.profiling.iteration_delays import (
     measured_delays,
     measured_jitter,
 )
-from flyball_wire.messages import InstructionReport
+from flyball_wire.measurements import InstructionReport
 from flyball_wire.plans.plan import Plan
 
 # Steps with times of single instructions: fewer in a large pipeline, whose steps are long, and in
@@ -348,7 +348,7 @@ def _is_as_ordered(schedule: Schedule, stage: int, reports: _Reports) -> bool:
         for kind, microbatch, chunk, _, computed_s, received_s, *_ in reports
     ]
     # Without a recorded end an instruction has no time.
-    return is_as_ordered(schedule, stage, times) and all(timed.computed_s > 0 for timed in times)
+    return is_as_ordered(schedule, stage, times) and all(report.computed_s > 0 for report in times)
 
 
 def _timed_stages(

@@ -10,9 +10,9 @@ from flyball_pipeline.errors import PipelineError
 from flyball_pipeline.paths import earliest_finish_s
 from flyball_pipeline.work import StepWork, work_factors
 from flyball_profiles.stage_profile import StageProfile
-from flyball_server.jobs.loop_state import WorkModel
 from flyball_server.jobs.measurements.announced_work import coefficients_of, known_lengths
 from flyball_server.jobs.measurements.step_pairs import WorkAtHighest
+from flyball_server.jobs.planning_inputs import WorkModel
 from flyball_server.jobs.records import PlanRecord
 from flyball_server.jobs.step_records import StepTotals
 from flyball_server.jobs.store.sql.job_reader import JobReader
@@ -101,7 +101,7 @@ class WorkPredictor:
                 return None
             own.append((model, factors))
         time_s = max(
-            max(earliest_finish_s(model.dag, _times_s(model, of_rank))) for model, of_rank in own
+            max(earliest_finish_s(model.dag, _times_s(model, factors))) for model, factors in own
         )
         energy_j = math.fsum(_energy_j(model, factors, time_s) for model, factors in own)
         return WorkAtHighest(time_s=time_s, energy_j=energy_j, model=self._number)

@@ -34,7 +34,8 @@ from flyball_server.profiling.moves import (
     next_move,
 )
 from flyball_server.profiling.observations import ProbeSetup
-from flyball_wire.messages import JobState, MeasurementDetail
+from flyball_wire.measurements import MeasurementDetail
+from flyball_wire.messages import JobState
 from flyball_wire.online_profiling import ProfilingResult, ProfilingState
 from flyball_wire.plans.plan import Plan
 

@@ -1,7 +1,7 @@
 """EnvPipe's loop: a next version with raised clocks while measured waits require one.
 
 Its progress is stored in the versions themselves: those that are undecided request the ranks'
-instructions, the last level totals.
+instructions, the last version totals.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ from flyball_server.planning.policies.measured_reconfigure import (
     slowest,
 )
 from flyball_server.planning.policies.reconfigure import reconfigure
-from flyball_wire.messages import Adaptation, MeasurementDetail
+from flyball_wire.measurements import MeasurementDetail
+from flyball_wire.messages import Adaptation
 from flyball_wire.plans.plan import Purpose
 
 # Number of a version's steps that are read: a run that started over has later ones too.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from flyball_server.jobs.step_records import StepTotals
-from flyball_wire.closed_loop import Deviation, DeviationKind, Estimate
+from flyball_wire.savings import Deviation, DeviationKind, Estimate
 
 # In the figures; the others are left out.
 _COUNTED = (DeviationKind.OVERRUN, DeviationKind.CAPPED)

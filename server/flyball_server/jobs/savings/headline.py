@@ -8,14 +8,8 @@ from flyball_server.jobs.loop_state import GpuChange
 from flyball_server.jobs.measurements.step_pairs import StepSeries
 from flyball_server.jobs.records import ranks_text
 from flyball_server.jobs.savings.intervals import scaled
-from flyball_wire.closed_loop import (
-    BaselineOrigin,
-    Estimate,
-    Headline,
-    HeadlineTone,
-    MeasuredSavings,
-)
 from flyball_wire.read_models import PredictedIteration
+from flyball_wire.savings import BaselineOrigin, Estimate, Headline, HeadlineTone, MeasuredSavings
 
 # Change in % that is said to be none.
 _SAME_PERCENT = 0.05

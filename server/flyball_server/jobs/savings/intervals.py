@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from flyball_wire.closed_loop import Estimate
+from flyball_wire.savings import Estimate
 
 _PROBABILITY = 0.975
 

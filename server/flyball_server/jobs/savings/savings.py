@@ -15,7 +15,7 @@ from flyball_server.jobs.savings.deviations import (
 )
 from flyball_server.jobs.savings.headline import caveats_of, is_across_scopes, scope_caveats
 from flyball_server.jobs.savings.intervals import MeanEstimate, combined, ratio_of, scaled
-from flyball_wire.closed_loop import BaselineOrigin, Deviation, Estimate, MeasuredSavings
+from flyball_wire.savings import BaselineOrigin, Deviation, Estimate, MeasuredSavings
 
 # Fewer steps at the highest clocks are no baseline if there are others.
 MIN_BASELINE_STEPS = 8

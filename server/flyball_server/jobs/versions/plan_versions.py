@@ -21,7 +21,8 @@ from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.jobs.store.sql.job_writer import JobWriter
 from flyball_server.jobs.versions.rank_plans import check_parts_fit
-from flyball_wire.messages import MeasurementDetail, PlanVersion
+from flyball_wire.measurements import MeasurementDetail
+from flyball_wire.messages import PlanVersion
 from flyball_wire.plans.plan import Plan
 
 

@@ -27,7 +27,6 @@ from flyball_server.jobs.errors import (
     UnknownJobError,
     UnknownRankError,
 )
-from flyball_server.jobs.loop_state import PlanningInputs, StepPower, WorkModel
 from flyball_server.jobs.measurements.announced_work import (
     change_delays,
     coefficients_of,
@@ -36,6 +35,7 @@ from flyball_server.jobs.measurements.announced_work import (
     no_step_plans,
 )
 from flyball_server.jobs.measurements.timed_steps import is_timed, num_timed_steps
+from flyball_server.jobs.planning_inputs import PlanningInputs, StepPower, WorkModel
 from flyball_server.jobs.records import JobRecord, PlanRecord, RankRecord, identity_of
 from flyball_server.jobs.registry.inspection import newest_version
 from flyball_server.jobs.services import JobServices

@@ -14,8 +14,8 @@ from flyball_profiles.gpu_windows import MEASURE_BLOCKING_POWER, GpuTableError, 
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.jobs.conditions.changes import keeps_plan
 from flyball_server.jobs.errors import InvalidFieldError
-from flyball_server.jobs.loop_state import (
-    JobLoopState,
+from flyball_server.jobs.loop_state import JobLoopState
+from flyball_server.jobs.planning_inputs import (
     MeasuredDelays,
     PlanningInputs,
     WorkModel,
@@ -29,7 +29,8 @@ from flyball_server.planning.request_options import (
     with_known_transitions,
 )
 from flyball_server.planning.stragglers.slowed_pipelines import SlowedRequest
-from flyball_wire.messages import Adaptation, JobSpec, MeasurementDetail
+from flyball_wire.measurements import MeasurementDetail
+from flyball_wire.messages import Adaptation, JobSpec
 from flyball_wire.plan_options import (
     DEFAULT_TARGET,
     PlanOptions,

@@ -10,7 +10,8 @@ from flyball_pipeline.errors import PipelineError
 from flyball_pipeline.instruction import InstructionKind
 from flyball_server.jobs.errors import InvalidFieldError
 from flyball_server.jobs.job_state import OVER
-from flyball_server.jobs.loop_state import Attempt, JobLoopState, PlanningInputs, RankSlowdown
+from flyball_server.jobs.loop_state import Attempt, JobLoopState
+from flyball_server.jobs.planning_inputs import PlanningInputs, RankSlowdown
 from flyball_server.jobs.records import JobRecord, NewestVersion, RankRecord
 from flyball_server.jobs.wanted.request import (
     GpuTable,
@@ -20,7 +21,8 @@ from flyball_server.jobs.wanted.request import (
     plan_to_solve,
 )
 from flyball_server.jobs.wanted.timetable import next_change, target_at
-from flyball_wire.messages import JobState, MeasurementDetail
+from flyball_wire.measurements import MeasurementDetail
+from flyball_wire.messages import JobState
 from flyball_wire.plans.plan import Purpose, Slowdown
 
 # Time in s within which a change of the system clock is noticed.

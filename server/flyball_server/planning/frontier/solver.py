@@ -243,7 +243,7 @@ class DeadlineSolver:
     def plans(self, optima: Sequence[RelaxedOptimum], num_steps: int) -> list[DeadlinePlan]:
         """Deployable plans for rising deadlines, which are annealed at once.
 
-        A plan that the plan before, stretched to its deadline, is better than, goes on from that.
+        Where the plan before, stretched to the deadline, is better, the search goes on from that.
         Of a tiny pipeline each is the best of all plans.
 
         Args:

@@ -66,14 +66,14 @@ def planned_steps(
     for pipelines, reserve in zip(steps, reserves, strict=True):
         factors = [error.predicted(pipeline, rng) for pipeline in pipelines]
         slowest_s = max(
-            own_times(pipeline.model.retimed, of_step)[0]
-            for pipeline, of_step in zip(pipelines, factors, strict=True)
+            own_times(pipeline.model.retimed, of_pipeline)[0]
+            for pipeline, of_pipeline in zip(pipelines, factors, strict=True)
         )
         planned: list[tuple[int, ...]] = []
-        for pipeline, of_step in zip(pipelines, factors, strict=True):
+        for pipeline, of_pipeline in zip(pipelines, factors, strict=True):
             clocks = retime(
                 pipeline.model.retimed,
-                of_step,
+                of_pipeline,
                 [slowest_s],
                 in_force_mhz=in_force.get(pipeline.dp_rank, ()),
                 reserve=reserve,
@@ -133,12 +133,12 @@ def _tried(
 ) -> JudgedStep:
     """Return mean time and energy of all steps planned so, over the draws of errors."""
     judged = [
-        judged_at_once(of_step, clocks)
+        judged_at_once(step, clocks)
         for draw in range(_NUM_DRAWS)
-        for of_step, clocks in zip(
+        for step, clocks in zip(
             steps,
             planned_steps(steps, error, [reserve] * len(steps), seed + draw),
             strict=True,
         )
     ]
-    return JudgedStep(*(sum(of_step) / _NUM_DRAWS for of_step in zip(*judged, strict=True)))
+    return JudgedStep(*(sum(values) / _NUM_DRAWS for values in zip(*judged, strict=True)))

@@ -123,8 +123,8 @@ def highest_steps(steps: Steps) -> list[JudgedStep]:
 
 def compared(highest: Sequence[JudgedStep], judged: Sequence[JudgedStep]) -> TimeAndSaving:
     """Return steps against the same at the highest clocks."""
-    time_s, energy_j = (sum(of_step) for of_step in zip(*highest, strict=True))
-    took_s, took_j = (sum(of_step) for of_step in zip(*judged, strict=True))
+    time_s, energy_j = (sum(values) for values in zip(*highest, strict=True))
+    took_s, took_j = (sum(values) for values in zip(*judged, strict=True))
     return TimeAndSaving(100 * (took_s / time_s - 1), 100 * (1 - took_j / energy_j))
 
 

@@ -73,7 +73,8 @@ from flyball_server.jobs.store.sql.sql_tables import (
     stage_totals,
     step_totals,
 )
-from flyball_wire.messages import JobStep, PlanVersion
+from flyball_wire.measurements import JobStep
+from flyball_wire.messages import PlanVersion
 
 # Databases limit the number of values in a statement.
 _MOST_IN_A_QUERY = 10_000

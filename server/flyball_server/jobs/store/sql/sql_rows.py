@@ -32,7 +32,8 @@ from flyball_server.jobs.step_records import (
 from flyball_server.kit.checked_documents import adapter_of
 from flyball_server.kit.lru import Lru
 from flyball_server.planning.documents.plan_document import plan_document, plan_from_document
-from flyball_wire.messages import JobSpec, JobState, JobStep, MeasurementDetail
+from flyball_wire.measurements import JobStep, MeasurementDetail
+from flyball_wire.messages import JobSpec, JobState
 from flyball_wire.options import STORED
 from flyball_wire.plans.plan import Plan
 
