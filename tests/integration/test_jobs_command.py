@@ -64,6 +64,17 @@ def test_list_has_a_line_for_each_job(live: LivePlanner) -> None:
     assert [row["job_id"] for row in document("list")] == [row["job_id"] for row in overview]
 
 
+@pytest.mark.parametrize("before", [True, False])
+def test_options_may_stand_before_the_action_too_and_without_one_jobs_are_listed(
+    live: LivePlanner, monkeypatch: pytest.MonkeyPatch, *, before: bool
+) -> None:
+    monkeypatch.delenv("FLYBALL_PLANNER_URL", raising=False)
+    options = ("--planner", str(live.http.base_url), "--json")
+    shown = json.loads(jobs(*options, "show", "job") if before else jobs("show", "job", *options))
+    assert shown["job_id"] == "job"
+    assert {row["job_id"] for row in json.loads(jobs(*options))} >= {"job", "waits"}
+
+
 def test_without_jobs_it_says_when_there_will_be_one() -> None:
     with live_planner() as empty:
         url = str(empty.http.base_url)

@@ -328,14 +328,17 @@ _ACTIONS: dict[str, _Action] = {
 }
 
 
-def _add_common(parser: argparse.ArgumentParser) -> None:
-    add_planner(parser)
-    parser.add_argument("--json", action="store_true", help="print JSON only")
+def _add_common(parser: argparse.ArgumentParser, *, is_behind: bool = True) -> None:
+    """Add the options of all actions; behind an action they keep what stands before it."""
+    add_planner(parser, default=argparse.SUPPRESS if is_behind else None)
+    default = argparse.SUPPRESS if is_behind else False
+    parser.add_argument("--json", action="store_true", default=default, help="print JSON only")
 
 
 def _configure(parser: argparse.ArgumentParser) -> None:
-    actions = parser.add_subparsers(dest="action", metavar="ACTION", help="default: list")
-    parser.set_defaults(action="list", planner=None, json=False)
+    _add_common(parser, is_behind=False)
+    actions = parser.add_subparsers(dest="action", metavar="[ACTION]", help="default: list")
+    parser.set_defaults(action="list")
     for name, (summary, configure, _) in _ACTIONS.items():
         action = actions.add_parser(name, help=summary, description=summary, allow_abbrev=False)
         configure(action)

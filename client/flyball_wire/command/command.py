@@ -47,10 +47,13 @@ class CommandError(Exception):
         self.status = status
 
 
-def add_planner(parser: argparse.ArgumentParser) -> None:
-    """Add the option for the planner's address."""
+def add_planner(parser: argparse.ArgumentParser, *, default: str | None = None) -> None:
+    """Add the option for the planner's address; its default is of argparse."""
     parser.add_argument(
-        "--planner", metavar="URL", help="address of the planner (default: FLYBALL_PLANNER_URL)"
+        "--planner",
+        metavar="URL",
+        default=default,
+        help="address of the planner (default: FLYBALL_PLANNER_URL)",
     )
 
 
