@@ -9,6 +9,8 @@ _ELLIPSIS = "..."
 # What is shown of JSON is broken into lines as the page needs it.
 _JSON = re.compile(r"[{\[]")
 _FIGURE = re.compile(r"[\w.+-]*\d[\w.+-]*")
+# The verdict of a measurement is the machine's: one that runs other things has wider intervals.
+_VERDICT = re.compile(r"(\S+: ).*(, measured on )")
 _LONGEST_SHOWN = 6000
 # Tokens and their public parts are made anew each time, and used again on the page.
 _ID = re.compile(r"[0-9a-f]{16}")
@@ -25,7 +27,7 @@ def difference(shown: str, printed: str, *, figures_vary: bool = False) -> str |
         shown: on the page.
         printed: by the command.
         figures_vary: a word with a digit in it may be any other such word, and the space between
-            words any other.
+            words any other. So may the verdict of a report.
     """
     if _JSON.match(shown):
         is_as_shown = _fits_json(shown, printed, figures_vary=figures_vary)
@@ -72,6 +74,7 @@ def _fit(shown: str, printed: list[str], *, figures_vary: bool) -> bool:
 def _line(line: str, *, figures_vary: bool) -> str:
     if not figures_vary:
         return _literal(line)
+    line = _VERDICT.sub(rf"\1{_ELLIPSIS}\2", line)
     words = (
         r"[^\s\d]*\d\S*" if any(map(str.isdigit, word)) else _literal(word) for word in line.split()
     )
