@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from flyball_client.gpu._base import ClockCall
+from flyball_profiles.printable_text import printable
 
 # Characters of a text that the planner stores.
 _MAX_CHARACTERS = 256
@@ -218,5 +219,4 @@ def log_given_up(logger: logging.Logger, rank_name: str, error: Exception) -> st
 
 def shown(text: str) -> str:
     """Return a text in one printable line that the planner stores."""
-    line = " ".join(text.split())[:_MAX_CHARACTERS]
-    return "".join(character if character.isprintable() else "?" for character in line)
+    return printable(" ".join(text.split())[:_MAX_CHARACTERS])

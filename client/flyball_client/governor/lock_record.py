@@ -31,6 +31,7 @@ from flyball_client.governor.state_folder import (
     open_state_dir,
     open_state_file,
 )
+from flyball_profiles.printable_text import printable
 from flyball_wire.errors import FlyballError
 
 _SUFFIX = ".clock"
@@ -125,11 +126,6 @@ class FoundRecord:
         """Rank, else governor that lives, in words."""
         pid = self.rank_pid or self.governor_pid
         return f"process {pid}" if pid else "a process of another PID namespace"
-
-
-def printable(text: str) -> str:
-    """Return an untrusted text in one printable line."""
-    return "".join(character if character.isprintable() else "?" for character in text)
 
 
 class RankLock:
