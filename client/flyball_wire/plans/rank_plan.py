@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from array import array
 from base64 import b64decode, b64encode
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypedDict, TypeVar, Unpack
 
@@ -116,8 +116,6 @@ class RankPlan:
         cycle_rows: distinct rows of the cycle: base64 of the clock of each of `instructions`, as an
             index into `sm_clocks_mhz`, of one byte, or where there are more than 256 clocks of two,
             the low one first.
-        planned_times_s: `[kind, chunk, clock, time_s]`: planned time in s of the instructions of
-            this kind and chunk at this clock, indices as in `instructions`; null: unknown.
         requests: `[position, after_position, offset_s]`: the clock of `instructions[position]` is
             requested `offset_s` after the begin of `instructions[after_position]`, and at the
             latest as its own begins; any other clock as the instruction before ends. A position of
@@ -145,7 +143,6 @@ class RankPlan:
     predicted_iteration_time_s: float
     cycle: tuple[int, ...] = ()
     cycle_rows: tuple[str, ...] = ()
-    planned_times_s: tuple[tuple[int, int, int, float], ...] | None = None
     requests: tuple[tuple[int, int, float], ...] = ()
     measurement_detail: MeasurementDetail = MeasurementDetail.TOTALS
     num_timed_steps: int = 0
@@ -179,7 +176,6 @@ def rank_plan(
     instructions: Sequence[Instruction],
     *,
     cycle_mhz: Sequence[tuple[int, ...]] = (),
-    planned_times_s: Mapping[tuple[str, int, int], float] | None = None,
     **header: Unpack[_Header],
 ) -> RankPlan:
     """Return a rank's plan.
@@ -187,13 +183,11 @@ def rank_plan(
     Args:
         instructions: Instructions in the order of execution.
         cycle_mhz: Per step of the cycle, the clock of each instruction in MHz; empty: no cycle.
-        planned_times_s: Planned time in s by kind, chunk and clock in MHz; None: unknown.
         header: The other fields.
     """
     kinds = _indices(str(kind) for kind, _, _, _ in instructions)
     rows = _indices(cycle_mhz)
     clocks = _indices(sorted({mhz for _, _, mhz, _ in instructions}.union(*rows), reverse=True))
-    times_s = planned_times_s
     return RankPlan(
         **header,
         kinds=tuple(kinds),
@@ -204,9 +198,6 @@ def rank_plan(
         ),
         cycle=tuple(rows[row] for row in cycle_mhz),
         cycle_rows=tuple(_packed(map(clocks.__getitem__, row), len(clocks)) for row in rows),
-        planned_times_s=None
-        if times_s is None
-        else tuple((kinds[k], chunk, clocks[mhz], t) for (k, chunk, mhz), t in times_s.items()),
     )
 
 
@@ -214,7 +205,6 @@ def most_bytes(
     num_instructions: int,
     *,
     num_clocks: int,
-    num_times: int = 0,
     num_requests: int = 0,
     num_rows: int = 0,
     cycle_length: int = 0,
@@ -230,7 +220,7 @@ def most_bytes(
         4096
         + 22 * num_instructions
         + 8 * num_clocks
-        + 40 * (num_times + num_requests)
+        + 40 * num_requests
         + row_bytes * num_rows
         # With its entry in the baseline's cycle.
         + 13 * cycle_length

@@ -7,7 +7,6 @@ any time.
 from __future__ import annotations
 
 import logging
-import math
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -93,38 +92,6 @@ def rank_cycle_mhz(
         )
     )
     return tuple(highest_mhz if is_base else planned_mhz for is_base in record.baseline_cycle)
-
-
-def planned_times_s(
-    rank: RankRecord,
-    instructions: Sequence[PlannedInstruction],
-    profile: StageProfile | None,
-    planned_inputs: PlanningInputs,
-) -> dict[tuple[str, int, int], float] | None:
-    """Return the planned time on this rank by kind, chunk and clock in MHz, s; None if unknown.
-
-    This is the profiled time at that clock, times the rank's planned slowdown factor.
-    """
-    if profile is None:
-        return None
-    slowdown = math.prod(
-        slowed.slowdown for slowed in planned_inputs.rank_slowdowns if slowed.rank == rank.rank
-    )
-    drifts = {
-        slowed.kind: slowed.slowdown
-        for slowed in planned_inputs.stage_slowdowns
-        if slowed.stage == rank.stage
-    }
-    times_s: dict[tuple[str, int, int], float] = {}
-    alike = {
-        (kind, chunk, clock): each for each in instructions for kind, _, clock, chunk in [each]
-    }
-    for (kind, chunk, clock_mhz), instruction in alike.items():
-        time_s = _time_s(_points(profile, rank.stage, instruction), clock_mhz)
-        if time_s is None:
-            return None
-        times_s[str(kind), chunk, clock_mhz] = time_s * slowdown * drifts.get(str(kind), 1.0)
-    return times_s
 
 
 def pipeline_part(
@@ -248,7 +215,6 @@ def _most_bytes(plan: Plan, pipeline: PipelinePlan, stage: int, cycle_length: in
         len(pipeline.stages[stage]),
         # A comparison adds the highest clock of each kind.
         num_clocks=len(set[int]().union(*rows)) if rows else 2 * len(alike),
-        num_times=len(alike),
         num_requests=sum(1 for of_stage, *_ in pipeline.requests if of_stage == stage),
         num_rows=len(rows) or (2 if cycle_length else 0),
         cycle_length=len(plan.cycle_mhz) or cycle_length,
@@ -272,13 +238,6 @@ def _points(
     chunks = profile.chunks or (profile,)
     of_chunk = chunks[instruction.chunk] if instruction.chunk < len(chunks) else profile
     return of_chunk.points.get((stage, InstructionKind(instruction.kind)), ())
-
-
-def _time_s(points: Sequence[OperatingPoint], frequency_mhz: int) -> float | None:
-    for point in points:
-        if point.frequency_mhz == frequency_mhz:
-            return point.time_s
-    return None
 
 
 _LOG = logging.getLogger(__name__)
@@ -411,7 +370,6 @@ def part_of(
     return rank_plan(
         [(str(kind), number, clock_mhz, chunk) for kind, number, clock_mhz, chunk in instructions],
         cycle_mhz=rank_cycle_mhz(plan, rank.stage, instructions, profile),
-        planned_times_s=planned_times_s(rank, instructions, profile, planned_inputs),
         job_id=plan.job_id,
         version=plan.version,
         stage=rank.stage,
@@ -439,17 +397,15 @@ class _Version:
     plan: PlanRecord
     profile: StageProfile | None
     planned_inputs: PlanningInputs
-    parts: dict[tuple[int, int | None, int | None, bool], bytes] = field(
-        default_factory=dict[tuple[int, int | None, int | None, bool], bytes]
+    parts: dict[tuple[int, int | None, bool], bytes] = field(
+        default_factory=dict[tuple[int, int | None, bool], bytes]
     )
 
     def rendered(self, rank: RankRecord, render: Callable[[RankPlan], bytes]) -> bytes:
         """Return the part of this rank."""
-        is_slowed = any(slowed.rank == rank.rank for slowed in self.planned_inputs.rank_slowdowns)
         key = (
             rank.stage,
             rank.dp_rank if self.plan.plan.is_separate else None,
-            rank.rank if is_slowed else None,
             is_timed(self.plan.plan, rank),
         )
         if key not in self.parts:
