@@ -13,6 +13,7 @@ import contextlib
 import ctypes
 import fcntl
 import os
+import pickle
 import select
 import signal
 import sys
@@ -308,7 +309,7 @@ def _stop_signals() -> int:
 
 def main() -> int:
     """Run one process of the pair, configured on standard input."""
-    config = GovernorConfig.from_json(sys.stdin.readline())
+    config: GovernorConfig = pickle.load(sys.stdin.buffer)  # noqa: S301 - its rank's
     sys.stdin.close()
     config = _with_low_descriptors(config)
     shared_state = SharedState(config.shared_state_fd)
