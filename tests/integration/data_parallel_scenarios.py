@@ -33,12 +33,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from flyball_client.api.errors import PlannerError
 from flyball_client.api.planner_client import PlannerClient
-from flyball_client.gpu.emulated import IDEAL_GPU, EmulatedGpu
+from flyball_client.gpu.emulated import IDEAL_GPU, EmulatedGpu, LeapingClock
 from flyball_client.session.instruction_timings import InstructionTiming
 from flyball_client.session.rank_session import RankSession
 from flyball_integrations.data_parallel import attach, detach, steps, training_step
 from flyball_integrations.data_parallel.rank_waits import DDP_WAITS, FSDP_WAITS, RankWaits
-from flyball_lab.emulation.emulated_pipeline import RankClock
 from flyball_pipeline.instruction import InstructionKind
 from flyball_profiles.stage_profile import StageProfile
 from flyball_wire.plan_options import TargetChange
@@ -315,7 +314,7 @@ class VirtualJob:
 
     def __init__(self, kind: str, job_id: str, **options: Any) -> None:  # noqa: ANN401 - attach's
         self.job_id = job_id
-        self.clock = RankClock()
+        self.clock = LeapingClock()
         settings = replace(
             IDEAL_GPU, noise=options.pop("noise", 0.0), seed=torch.distributed.get_rank()
         )

@@ -29,9 +29,8 @@ from tests.integration.trainings import (
 from torch.distributed import distributed_c10d
 
 from flyball_client.api.planner_client import PlannerClient
-from flyball_client.gpu.emulated import IDEAL_GPU, EmulatedGpu
+from flyball_client.gpu.emulated import IDEAL_GPU, EmulatedGpu, LeapingClock
 from flyball_client.session.rank_session import RankSession
-from flyball_lab.emulation.emulated_pipeline import RankClock
 from flyball_pipeline.instruction import InstructionKind
 from flyball_profiles.rank_merge import whole_stages
 from flyball_profiles.stage_profile import OperatingPoint, StageProfile
@@ -57,7 +56,7 @@ class VirtualTime:
     """This rank's clock, and messages that arrive no earlier than they were sent."""
 
     def __init__(self) -> None:
-        self.clock = RankClock()
+        self.clock = LeapingClock()
         shape = (NUM_RANKS, NUM_RANKS, _NUM_MOMENTS)
         # When each message was sent, s, as (sender, receiver, number); shared by all ranks.
         self._moments = torch.from_file(

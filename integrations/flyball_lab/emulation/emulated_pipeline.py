@@ -2,7 +2,8 @@
 
 Each rank is a rank session with an emulated GPU, driven by the hooks as a training script
 drives it. No iteration time is given here: time comes from the devices, the
-order of each rank, and the messages it has to wait for.
+order of each rank, and the messages it has to wait for. A message carries the moment it was sent,
+and `run_step` runs the ranks in the order of virtual time, so a clock a rank is enough.
 """
 
 from __future__ import annotations
@@ -14,32 +15,12 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from heapq import heapify, heappop, heappush
 
-from flyball_client.gpu.emulated import EmulatedGpu, EmulatedGpuSettings, EmulatedNode
+from flyball_client.gpu.emulated import EmulatedGpu, EmulatedGpuSettings, EmulatedNode, LeapingClock
 from flyball_client.session.active_plan import compile_plan
 from flyball_client.session.rank_session import RankSession
 from flyball_profiles.stage_profile import StageProfile
 from flyball_wire.measurements import StepMeasurement
 from flyball_wire.plans.rank_plan import rank_plan
-
-
-class RankClock:
-    """EmulationClock that the rank moves itself, so that minutes of training take no time.
-
-    A message carries the moment it was sent, and `run_step` runs the ranks in the order of virtual
-    time. A clock a rank is therefore enough.
-    """
-
-    def __init__(self) -> None:
-        self._now_s = 0.0
-
-    def now_s(self) -> float:
-        """Virtual seconds since the run began."""
-        return self._now_s
-
-    def sleep_until(self, deadline_s: float) -> None:
-        """Move to that moment, if it is later."""
-        self._now_s = max(self._now_s, deadline_s)
-
 
 Order = tuple[tuple[str, int], ...]
 """A rank's instructions as kind and microbatch, in the order of execution."""
@@ -75,7 +56,7 @@ class EmulatedRank:
     order: Order
     session: RankSession
     gpu: EmulatedGpu
-    clock: RankClock
+    clock: LeapingClock
 
 
 @contextmanager
@@ -108,7 +89,7 @@ def planned_ranks(
     ranks: list[EmulatedRank] = []
     with ExitStack() as opened:
         for stage, of_stage in enumerate(stages):
-            clock = RankClock()
+            clock = LeapingClock()
             gpu = EmulatedGpu(
                 profile,
                 stage,

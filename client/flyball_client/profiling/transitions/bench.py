@@ -11,11 +11,10 @@ from dataclasses import replace
 from typing import Protocol, Self
 
 from flyball_client.gpu._base import ClockCall, ClockLimit, GpuDevice, GpuError
-from flyball_client.gpu.emulated import EmulatedGpu, EmulatedGpuSettings, EmulatedNode
+from flyball_client.gpu.emulated import EmulatedGpu, EmulatedGpuSettings, EmulatedNode, LeapingClock
 from flyball_client.profiling.held_clock import HeldClock
 from flyball_client.profiling.line_process import LineProcess, LineProcessError
 from flyball_client.profiling.transitions.detection import Loop
-from flyball_client.profiling.workload import LeapingClock
 from flyball_pipeline.instruction import InstructionKind
 from flyball_profiles.stage_profile import StageProfile
 
