@@ -186,6 +186,11 @@ class PlanCursor:
         self.instructions: tuple[PlannedInstruction, ...] = _NO_INSTRUCTIONS
         self.position = 0
 
+    @property
+    def fitting_plan(self) -> CompiledPlan | None:
+        """Plan of the step; None: the step has deviated from it."""
+        return self.plan if self.surprise is None else None
+
     def begin_step(self, step: int, own_clocks: OwnClocks | None = None) -> None:
         """Move to the plan's first instruction, with the clocks of this step.
 
