@@ -20,7 +20,7 @@ from flyball_client.steps.step_plans import (
 from flyball_pipeline.clock_rounding import ChangeDelays
 from flyball_pipeline.dag import DependencyDag
 from flyball_pipeline.errors import PipelineError
-from flyball_pipeline.instruction import InstructionKind
+from flyball_pipeline.instruction import GIVE_GRADIENT, InstructionKind
 from flyball_pipeline.retiming import RetimedPipeline, StepReserve, own_times, retime
 from flyball_pipeline.work import WorkCoefficients, work_factors
 from flyball_wire.errors import CodecError
@@ -33,7 +33,6 @@ _logger = logging.getLogger(__name__)
 _MAX_KEPT = 6
 # An instruction that is so many delays of a change up long counts as settled after one.
 _SETTLED = 50
-_BACKWARDS = (InstructionKind.BACKWARD, InstructionKind.BACKWARD_INPUT)
 
 
 class OtherWorkError(PipelineError):
@@ -295,6 +294,6 @@ def _meetings(dag: DependencyDag, coupling: Coupling) -> list[int]:
     number = 0
     for instruction in dag.instruction:
         meetings.append(number)
-        number += coupling == "instruction" or instruction.kind in _BACKWARDS
+        number += coupling == "instruction" or instruction.kind in GIVE_GRADIENT
     # What follows the last meeting within the step belongs to its end.
     return [min(meeting, max(number - 1, 0)) for meeting in meetings]

@@ -18,15 +18,13 @@ from heapq import heapify, heappop, heappush
 from flyball_client.gpu.emulated import EmulatedGpu, EmulatedGpuSettings, EmulatedNode, LeapingClock
 from flyball_client.session.active_plan import compile_plan
 from flyball_client.session.rank_session import RankSession
+from flyball_pipeline.instruction import GIVE_GRADIENT
 from flyball_profiles.stage_profile import StageProfile
 from flyball_wire.measurements import StepMeasurement
 from flyball_wire.plans.rank_plan import rank_plan
 
 Order = tuple[tuple[str, int], ...]
 """A rank's instructions as kind and microbatch, in the order of execution."""
-
-# What gives the stage before its gradient, and what only the stage itself waits for.
-_GIVES_GRADIENT = frozenset({"backward", "backward_input"})
 
 _Channel = tuple[int, int, int]
 """Pipeline, sending stage and receiving stage."""
@@ -297,6 +295,6 @@ def _neighbours(kind: str, stage: int, num_stages: int) -> tuple[int | None, int
     after = stage + 1 if stage < num_stages - 1 else None
     if kind == "forward":
         return before, after
-    if kind in _GIVES_GRADIENT:
+    if kind in GIVE_GRADIENT:
         return after, before
     return None, None
