@@ -116,12 +116,7 @@ class MeasuredTransitions:
 
 
 def transitions_toml(measured: MeasuredTransitions, source: str) -> str:
-    """Return the table `[transitions]` as TOML, which `read_transitions` reads.
-
-    Args:
-        measured: Result.
-        source: Origin of all figures: GPU, driver, command and date, in one line.
-    """
+    """Return the table `[transitions]` as TOML, which `read_transitions` reads."""
     times, quoted = measured.times, toml_string(source)
     lines: list[str] = []
     for name, percentiles in (("up", (5, 50, 95)), ("down", (5, 50, 95)), ("call", (50, 95))):

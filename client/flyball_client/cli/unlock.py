@@ -60,11 +60,7 @@ class Unlocked:
 
 
 class Unlocker:
-    """Restores clocks.
-
-    Args:
-        environ: Environment, with the settings of clocks and of the state folder.
-    """
+    """Restores clocks."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._environ = environ

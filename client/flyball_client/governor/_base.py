@@ -158,11 +158,7 @@ class ClockGovernor(Protocol):
 
 
 class NoGovernor:
-    """ClockGovernor that is over from the beginning; the reason is logged by its maker.
-
-    Args:
-        no_clocks: The reason, in one line.
-    """
+    """ClockGovernor that is over from the beginning; the reason is logged by its maker."""
 
     def __init__(self, no_clocks: str) -> None:
         self.no_clocks = no_clocks

@@ -70,14 +70,7 @@ LONGEST_STANDBY_PAUSE_S = 10.0
 
 
 class GovernorProcess:
-    """One process of the pair.
-
-    Args:
-        config: Configuration of the pair.
-        gpu: Opened GPU.
-        shared_state: Memory shared with the rank.
-        record: Lock record of the GPU, held.
-    """
+    """One process of the pair."""
 
     def __init__(
         self, config: GovernorConfig, gpu: GpuDevice, shared_state: SharedState, record: LockRecord

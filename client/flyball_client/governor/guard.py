@@ -80,13 +80,7 @@ class _Left:
 
 
 class Guard:
-    """Watch of the records in a node's folder.
-
-    Args:
-        node_dir: Folder with one folder for each user.
-        environ: Environment, with the settings of clocks.
-        say: Called with each event, one line.
-    """
+    """Watch of the records in a node's folder."""
 
     def __init__(
         self, node_dir: Path, environ: Mapping[str, str], say: Callable[[str], object]

@@ -58,12 +58,7 @@ def draft_window(name: str, clocks_mhz: Sequence[int], *, origin: str) -> GpuWin
 
 
 def window_toml(window: GpuWindow, product: str) -> str:
-    """Return the file `gpus/NAME.toml`, without a blocking power.
-
-    Args:
-        window: Window to write.
-        product: Name of the GPU, for the first line.
-    """
+    """Return the file `gpus/NAME.toml`, without a blocking power."""
     lines = [
         f"# {printable(product)}: the window of SM clocks to profile. Each figure has its source.",
         "# A window guides profiling only; the device lists its own clocks.",

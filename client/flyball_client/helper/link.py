@@ -94,10 +94,6 @@ class AgentOwner(Owner, Protocol):
 def open_agent(planner: PlannerClient, owner: AgentOwner) -> OpenAgent:
     """Start an agent: in the helper, or in this process if the client's network is replaced.
 
-    Args:
-        planner: Client of the planner; not closed here.
-        owner: Rank or registrar.
-
     Raises:
         RuntimeError: No thread can be started.
     """

@@ -97,13 +97,7 @@ def _close_others(own_fd: int) -> None:
 
 
 class _Helper:
-    """Agents of one rank, and its connection.
-
-    Args:
-        rank_pid: Process number of the rank.
-        connection: Connection to it.
-        level: Lowest level of the lines that it logs.
-    """
+    """Agents of one rank, and its connection."""
 
     def __init__(self, rank_pid: int, connection: socket.socket, level: int) -> None:
         self._rank_pid = rank_pid

@@ -40,14 +40,7 @@ class OtherWorkError(PipelineError):
 
 
 class StepPlanner(PlannerThread):
-    """Times and plans of a rank's steps; of questions that have piled up, the newest is answered.
-
-    Args:
-        rank: The rank that asks.
-        name: Job and rank, for the log.
-        coupling: Where its data-parallel ranks wait for each other.
-        supported_mhz: SM clocks of its GPU, MHz; empty: not known.
-    """
+    """Times and plans of a rank's steps; of questions that have piled up the newest is answered."""
 
     def __init__(
         self, rank: AsksForSteps, name: str, coupling: Coupling, supported_mhz: tuple[int, ...]
@@ -156,11 +149,6 @@ class StepPlanner(PlannerThread):
 
 class StepPipeline:
     """A version's pipeline, for the steps of one of its ranks.
-
-    Args:
-        rank_plan: The rank's part of the version, with its pipeline.
-        coupling: Where data-parallel ranks wait for each other.
-        supported_mhz: SM clocks of the rank's GPU, MHz; empty: not known.
 
     Raises:
         CodecError: There is no pipeline, or not that of the rank's instructions.

@@ -72,12 +72,7 @@ class Means:
 
 @dataclass(frozen=True, kw_only=True)
 class WindowEstimate(Means):
-    """Means over a window between two movements of the counter.
-
-    Attributes:
-        power_w: Mean power in W.
-        readings: Readings of the window.
-    """
+    """Means over a window between two movements of the counter."""
 
     power_w: float
     readings: tuple[CounterReading, ...]

@@ -21,10 +21,6 @@ _CHECK_PROCESSES_EVERY_S = 0.25
 class HeldClock:
     """SM clock of one GPU, for a `with` block; restored at its end.
 
-    Args:
-        gpu: GPU whose clock is set.
-        governor: Governor of the clock; None: the default for the GPU.
-
     Raises:
         GpuError: No governor can be created.
     """

@@ -123,12 +123,7 @@ class Measured:
 
 
 class PointsFile:
-    """Points appended to `OUT.csv`, or to `OUT.lost.csv` where the lock was lost.
-
-    Args:
-        file: `OUT.csv`.
-        measured: Values of all rows.
-    """
+    """Points appended to `OUT.csv`, or to `OUT.lost.csv` where the lock was lost."""
 
     def __init__(self, file: Path, measured: Measured) -> None:
         self.file = file

@@ -341,9 +341,6 @@ class StageProfiler:
     """Profiler of one stage's instructions on one GPU.
 
     Attributes:
-        gpu: GPU that runs them.
-        workload: Instructions.
-        rule: Duration of each measurement.
         warm_up_s: Time in s that each instruction is run first, at its first clock.
         now_s: Monotonic clock in s; None: the emulated GPU's, else the system's.
         on_begin: Function that is called with each instruction and clock before its measurement.
@@ -358,10 +355,6 @@ class StageProfiler:
 
     def measure(self, sweep: Sweep, clock: HeldClock) -> Iterator[MeasuredPoint]:
         """Yield each point when it is measured.
-
-        Args:
-            sweep: Points to measure.
-            clock: Clock of the GPU, held.
 
         Raises:
             GpuError: The GPU cannot be read, or its clock cannot be set.

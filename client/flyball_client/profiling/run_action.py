@@ -186,11 +186,8 @@ class RunResult:
     """Result of a run.
 
     Attributes:
-        file: Files of the points.
-        is_emulated: True: the GPU was emulated.
         points: All points, those of an earlier run first.
         num_known: Number of points of an earlier run.
-        wanted_error: Target relative standard error.
         stopped_at_mhz: Clocks in MHz at which sweeps ended early.
     """
 

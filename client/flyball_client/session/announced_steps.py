@@ -18,13 +18,7 @@ _logger = logging.getLogger(__name__)
 
 
 class AnnouncedSteps:
-    """A session's steps: without effect until `plan` is called.
-
-    Args:
-        stage: Stage of the rank.
-        rank_name: Job and rank, for the log.
-        link: Link to the planner; None: there is none, and no step has a plan.
-    """
+    """A session's steps: without effect until `plan` is called."""
 
     def __init__(self, stage: int, rank_name: str, link: PlannerLink | None) -> None:
         self._stage, self._rank_name, self._link = stage, rank_name, link
@@ -101,13 +95,7 @@ class AnnouncedSteps:
         return plan.highest_mhz if plan.has_step_plans else None
 
     def begin(self, step: int, plans: ActivePlan, num_microbatches: int | None) -> None:
-        """Note that a step has begun.
-
-        Args:
-            step: Number of the step.
-            plans: Its plan, and those of the steps after it.
-            num_microbatches: Number that steps have; None: not known.
-        """
+        """Note that a step has begun."""
         if self._exchange is None:
             return
         following, _ = plans.in_force_at(step + 1, num_microbatches) or (None, None)

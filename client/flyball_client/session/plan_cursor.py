@@ -80,13 +80,7 @@ class CompiledPlan:
     def own_clocks_mhz(
         self, step: int, first_step: int, own_clocks: OwnClocks | None
     ) -> tuple[int, ...] | None:
-        """Return a step's own clocks, MHz; None: those of the plan, as in a comparison's baseline.
-
-        Args:
-            step: Number of the step.
-            first_step: The plan's first step.
-            own_clocks: Returns a step's own clocks; None: there are none.
-        """
+        """Return a step's own clocks, MHz; None: the plan's, as in a comparison's baseline."""
         if own_clocks is None or (self.cycle_mhz and not self.has_step_plans):
             return None
         cycle = self.baseline_cycle
@@ -100,11 +94,7 @@ OwnClocks = Callable[[CompiledPlan, int], tuple[int, ...] | None]
 
 
 def number_of_microbatches(instructions: Iterable[tuple[str, int | None]]) -> int | None:
-    """Return how many microbatches the forwards of a step are of; None: not known.
-
-    Args:
-        instructions: Kind and microbatch of each instruction.
-    """
+    """Return how many microbatches the forwards of a step are of; None: not known."""
     numbers = {microbatch for kind, microbatch in instructions if kind == _FORWARD}
     return None if None in numbers else len(numbers) or None
 
@@ -192,12 +182,7 @@ class PlanCursor:
         return self.plan if self.surprise is None else None
 
     def begin_step(self, step: int, own_clocks: OwnClocks | None = None) -> None:
-        """Move to the plan's first instruction, with the clocks of this step.
-
-        Args:
-            step: Number of the step.
-            own_clocks: Returns a step's own clocks; None: those of the plan.
-        """
+        """Move to the plan's first instruction, with the clocks of this step."""
         # By the step's number, so that all ranks run the same row, also after a late start or a
         # failed step.
         num_steps = step - self._first_step

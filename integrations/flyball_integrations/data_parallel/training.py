@@ -63,13 +63,7 @@ class _Attachment:
 
 
 class _WholeStepAnnouncer:
-    """Announcer of steps that are one instruction each.
-
-    Args:
-        session: session of the rank.
-        waits: of the step, by which backwards that average gradients are counted.
-        coupling: where the ranks wait for each other.
-    """
+    """Announcer of steps that are one instruction each."""
 
     def __init__(self, session: RankSession, waits: RankWaits, coupling: Coupling) -> None:
         self._session = session
@@ -103,12 +97,6 @@ class _MicrobatchAnnouncer(PipelineAnnouncer):
     Nothing is announced before a step has shown where ranks meet. Where DistributedDataParallel
     averages in the last microbatch alone, as with `no_sync`, the step has one deadline: several
     would let it take longer.
-
-    Args:
-        session: session of the rank.
-        hooks: of the rank, by whose launches steps are counted.
-        steps: of the rank.
-        coupling: where the ranks wait for each other.
     """
 
     def __init__(

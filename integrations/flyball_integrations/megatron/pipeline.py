@@ -71,10 +71,6 @@ _TESTED_VERSIONS = "0.14.0, 0.15.3 and 0.16.1"
 def check_names(schedules: Any, *, version: str) -> None:  # noqa: ANN401 - a module without types
     """Check that `megatron.core.pipeline_parallel.schedules` has all names that are used.
 
-    Args:
-        schedules: the module.
-        version: of megatron-core.
-
     Raises:
         ValueError: a name is missing.
     """
@@ -97,13 +93,7 @@ def patch_schedules(
     training: MegatronTraining,
     overrides: Overrides,
 ) -> None:
-    """Wrap every call, forward and backward of Megatron's schedules.
-
-    Args:
-        schedules: `megatron.core.pipeline_parallel.schedules`.
-        training: called around each of them.
-        overrides: restores the functions.
-    """
+    """Wrap every call, forward and backward of Megatron's schedules."""
     wrappers = _Wrappers(training)
     for name in CALLS:
         overrides.set(schedules, name, wrappers.around_call(getattr(schedules, name)))

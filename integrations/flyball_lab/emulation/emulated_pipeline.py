@@ -39,15 +39,7 @@ class EmulatedDeadlockError(Exception):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class EmulatedRank:
-    """One rank of one pipeline.
-
-    Attributes:
-        pipeline: the data-parallel pipeline it belongs to, from 0.
-        stage: of the pipeline.
-        order: what it runs in a step.
-        gpu: of the session.
-        clock: its GPU's and its session's.
-    """
+    """One rank of one pipeline."""
 
     pipeline: int
     stage: int

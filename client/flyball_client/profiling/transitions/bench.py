@@ -116,9 +116,6 @@ class TransitionBench:
         other: Another free GPU of the node; None: there is none.
         sleep: Function that waits for a time in s.
 
-    Attributes:
-        gpu: The GPU.
-
     Raises, from all methods:
         GpuError: The GPU cannot be read, or its clock cannot be set.
         LineProcessError: The load failed.
@@ -214,17 +211,7 @@ _LOOP = InstructionKind.FORWARD.value
 
 
 class EmulatedLoops:
-    """LoopSource of an emulated GPU in virtual time: short parts of the first stage's forward.
-
-    Args:
-        profile: Profile with times and energies.
-        settings: Physics.
-        product: Name of the emulated product.
-
-    Attributes:
-        gpu: GPU.
-        other: Another GPU of the same node.
-    """
+    """LoopSource of an emulated GPU in virtual time: short parts of the first stage's forward."""
 
     counts_cycles = False
 
