@@ -7,7 +7,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 
 from flyball_client.gpu._base import EmulatedDevice, GpuDevice, GpuError
@@ -278,13 +278,7 @@ class Repetition:
             self._run_batch()
         num_repetitions_then, busy_s = self._progress_at(movement.moment_s)
         return CounterReading(
-            moment_s=movement.moment_s,
-            energy_j=movement.energy_j,
-            num_repetitions=num_repetitions_then,
-            num_readings=movement.num_readings,
-            busy_s=busy_s,
-            sm_clock_mhz=movement.sm_clock_mhz,
-            limits=movement.limits,
+            num_repetitions=num_repetitions_then, busy_s=busy_s, **asdict(movement)
         )
 
     def _progress_at(self, moment_s: float) -> tuple[float, float]:
