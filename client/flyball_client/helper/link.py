@@ -63,18 +63,9 @@ _MAX_TEXT_CHARS = 1000
 _MAX_NAME_CHARS = 256
 
 
-def _read_plan(header: Header, num_bytes: int, receive: Receive) -> object:
-    return read_plan(header["plan"], num_bytes, receive)
-
-
-def _read_times(header: Header, num_bytes: int, receive: Receive) -> object:
-    del header
-    return read_times(num_bytes, receive)
-
-
 _READERS: dict[str, Callable[[Header, int, Receive], object]] = {
-    "plan": _read_plan,
-    "step_timed": _read_times,
+    "plan": lambda header, num_bytes, receive: read_plan(header["plan"], num_bytes, receive),
+    "step_timed": lambda _, num_bytes, receive: read_times(num_bytes, receive),
     "step_planned": read_step_plan,
 }
 

@@ -25,6 +25,7 @@ MAX_INSTRUCTIONS = 16_384
 _MOST_ONE_BYTE_CLOCKS = 256
 
 T = TypeVar("T", bound=Hashable)
+N = TypeVar("N", int, float)
 
 Instruction = tuple[str, int, int, int]
 """Kind, microbatch, clock in MHz, chunk."""
@@ -166,7 +167,7 @@ class RankPlan:
             raise CodecError(
                 f"cycle_rows[{number}] must have a clock for each of the {num} instructions"
             )
-        row = packed if size == 1 else _little_endian(array("H", packed))
+        row = packed if size == 1 else little_endian(array("H", packed))
         if max(row, default=-1) >= len(self.sm_clocks_mhz):
             raise CodecError(f"cycle_rows[{number}] must have indices into sm_clocks_mhz")
         return row
@@ -234,7 +235,7 @@ def _indices(items: Iterable[T]) -> dict[T, int]:
 
 def _packed(row: Iterable[int], num_clocks: int) -> str:
     is_wide = _index_bytes(num_clocks) > 1
-    packed = _little_endian(array("H", row)).tobytes() if is_wide else bytes(row)
+    packed = little_endian(array("H", row)).tobytes() if is_wide else bytes(row)
     return b64encode(packed).decode()
 
 
@@ -242,7 +243,8 @@ def _index_bytes(num_clocks: int) -> int:
     return 1 if num_clocks <= _MOST_ONE_BYTE_CLOCKS else 2
 
 
-def _little_endian(numbers: array[int]) -> array[int]:
+def little_endian(numbers: array[N]) -> array[N]:
+    """Return numbers as they are sent, or those of this machine."""
     if sys.byteorder == "big":
         numbers.byteswap()
     return numbers
