@@ -94,7 +94,6 @@ class EmulatedGpu:
         is_emulated: True.
         address: None: the device exists in this process only.
         num_overruns: Number of instructions whose computation exceeded the emulated time.
-        overrun_s: Sum of the overruns, emulated s.
 
     Args:
         profile: Profile with times and energies.
@@ -167,7 +166,6 @@ class EmulatedGpu:
         # Moment of the wall clock in s, and clock in MHz.
         self._timed: tuple[float, int] | None = None
         self.num_overruns = 0
-        self.overrun_s = 0.0
         self._is_closed = False
 
     def __repr__(self) -> str:
@@ -380,9 +378,8 @@ class EmulatedGpu:
         execution = self._execution
         if execution.completed_s is None:
             self._sleep_until_completed()
-        elif (late_s := self.emulated_time_s() - execution.completed_s) > 0:
+        elif self.emulated_time_s() > execution.completed_s:
             self.num_overruns += 1
-            self.overrun_s += late_s
 
     def _sleep_until_completed(self) -> None:
         execution = self._execution
