@@ -213,10 +213,6 @@ def load_gpu_file(file: Path, *, name: str | None = None) -> GpuWindow:
 def gpu_window_of(text: str, environment: Mapping[str, str]) -> GpuWindow:
     """Return the window that a command's `--gpu` names: a GPU of the table, or a file.
 
-    Args:
-        text: a name, or the path of a `.toml` file.
-        environment: variables, for the folder of one's own files.
-
     Raises:
         GpuTableError: as `load_gpu_window` and `load_gpu_file`.
     """

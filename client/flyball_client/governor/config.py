@@ -22,12 +22,8 @@ class GovernorConfig:
     """Configuration for one GPU and one rank.
 
     Attributes:
-        address: Address of the GPU.
-        rank_name: Job and rank, for the record.
-        rank: Training process.
         launcher: Process whose end also ends the governor; None: none.
         lease_s: Time in s without a hook after which the clock is restored until the next hook.
-        state_dir: Folder of the lock record.
         rank_byte: Byte of the lock record that the rank has locked.
         shared_state_fd: Inherited descriptor of the shared memory.
         wake_fd: Inherited eventfd that the rank writes.

@@ -58,9 +58,7 @@ class ClockHolder:
     """Holder of a clock lock.
 
     Attributes:
-        uuid: UUID of the GPU.
         control: Clock control, as `nvml` or `zeusd`.
-        rank_name: Job and rank.
         rank_byte: Number of the byte that the rank has locked; 0: the record is incomplete.
     """
 
@@ -78,8 +76,6 @@ class FoundRecord:
     seen from here.
 
     Attributes:
-        folder: State folder.
-        uuid: UUID of the GPU.
         owner: User whose folder it is.
         holder: Content; None: no clock is recorded as locked.
         rank_pid: Process number of the rank; None: it has ended.

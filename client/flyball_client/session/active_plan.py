@@ -237,12 +237,7 @@ class ActivePlan:
         self._last_version_with_surprise: int | None = None
 
     def begin_step(self, step: int, *, sets_clocks: bool) -> None:
-        """Put a due plan into force, and move the cursor to the step's first instruction.
-
-        Args:
-            step: Step that begins.
-            sets_clocks: False: the rank no longer sets clocks, and no plan takes effect.
-        """
+        """Put a due plan into force if clocks are set; move the cursor to the first instruction."""
         if sets_clocks:
             self._keep(self._plans.take_due(step))
             self._choose(step, self._num_microbatches(step))

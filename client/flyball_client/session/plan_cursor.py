@@ -20,8 +20,6 @@ class CompiledPlan:
     """A rank's plan as flat tuples, one entry per instruction in the order of execution.
 
     Attributes:
-        version: Version of the plan.
-        kinds: Names of the instructions.
         microbatches: Microbatches, from 0.
         chunks: Model chunks; 0 where there are none.
         sm_clocks_mhz: SM clocks in MHz; all are supported by the GPU.
@@ -127,7 +125,6 @@ class PlanCursor:
         first_step: Step from which all ranks run it, where a cycle of clocks begins.
 
     Attributes:
-        plan: Plan that is followed.
         instructions: Planned instructions of the step, and one that matches nothing at the end;
             only that one while no instruction is expected.
         clocks_mhz: SM clocks in MHz of the planned instructions in this step, and at the end that

@@ -81,10 +81,6 @@ class ZeusdConnection:
     def order(self, doing: str, path: str) -> None:
         """Send a request that changes something.
 
-        Args:
-            doing: Purpose of the request, for the error's text.
-            path: Path and query.
-
         Raises:
             GpuPermissionError: Access was refused; nothing was changed.
             GpuNotFoundError: zeusd cannot be reached.
