@@ -43,7 +43,6 @@ from flyball_client.session.registration import (
     supported_clocks_mhz,
 )
 from flyball_client.session.step_recorder import StepMeter, StepRecorder
-from flyball_client.session.step_shape import StepShape
 from flyball_client.steps.agreement import Coupling, StepAgreement, check_coupling
 from flyball_wire.measurements import StepMeasurement
 
@@ -160,14 +159,13 @@ class RankSession:
                 current_step=lambda: self._current_step,
                 activate=self.plans.put,
             )
-        self._shape = StepShape()
         self._steps = AnnouncedSteps(stage, self.name, self._link)
         self._active_plan = ActivePlan(
             self.plans,
             keeps_plan=without_planner == "last-plan",
             rank_name=self.name,
             is_planner_lost=self._is_planner_lost,
-            num_microbatches=self._num_microbatches,
+            num_microbatches=lambda step: self._steps.num_microbatches(step, self._active_plan),
             own_clocks=self._steps.clocks,
         )
         # The active plan's, for the hooks.
@@ -356,7 +354,7 @@ class RankSession:
 
         It is called on the thread of the hooks, and at first once.
         """
-        self._shape.tell = tell
+        self._steps.shape.tell = tell
 
     # ------------------------------------------------------------------ the hooks
 
@@ -373,7 +371,7 @@ class RankSession:
             self._follow_plan()
             self._begun = None
             self._recorder.begin_step(None if self._cursor is None else self._cursor.plan)
-            self._steps.begin(self._current_step, self._active_plan, self._shape.num_microbatches)
+            self._steps.begin(self._current_step, self._active_plan)
         except Exception as error:
             self._governor.give_up(error)
 
@@ -553,10 +551,6 @@ class RankSession:
         elif cursor is not None and (before is None or before.plan is not cursor.plan):
             self._governor.begin_plan()
 
-    def _num_microbatches(self, step: int) -> int | None:
-        """Return the number that a step to come has; None: not known."""
-        return self._steps.num_microbatches(step, self._active_plan, self._shape.num_microbatches)
-
     def _is_planner_lost(self) -> bool:
         return self._link is not None and self._link.is_lost
 
@@ -587,7 +581,7 @@ class RankSession:
         )
         self._active_plan.end_step(self._current_step)
         fitting = None if cursor is None else cursor.fitting_plan
-        self._shape.end_step((fitting or self._recorder.timings).num_microbatches)
+        self._steps.shape.end_step((fitting or self._recorder.timings).num_microbatches)
 
     def _post(self, measurement: StepMeasurement) -> None:
         if self._link is not None:
