@@ -45,8 +45,6 @@ WAIT_S = 10.0
 class LastReconciler:
     """After all others, and after no posts."""
 
-    order = 100
-
     def runs_after_posts(self, reader: JobReader, job: JobRecord) -> bool:
         del reader, job
         return False

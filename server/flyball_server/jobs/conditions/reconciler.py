@@ -54,7 +54,6 @@ class ConditionsReconciler:
     once the change has held for `SETTLE_S`. So is one whose GPUs change while it is measured.
     """
 
-    order = 15
     runs_after_posts = None  # a post with other conditions enqueues the job by itself
 
     def __init__(self) -> None:

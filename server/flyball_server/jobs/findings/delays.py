@@ -54,8 +54,6 @@ class DelayReconciler:
     version would end. Jobs whose clocks measured waits raise are left alone.
     """
 
-    order = 55
-
     def runs_after_posts(self, reader: JobReader, job: JobRecord) -> bool:
         """Return whether the newest version's delays are not measured yet, or work is news."""
         loop_state = reader.find_loop_state(job.job_id)

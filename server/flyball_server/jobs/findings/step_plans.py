@@ -25,7 +25,6 @@ class StepPlanReconciler(ABC):
     `pause_steps` of them.
     """
 
-    order = 56
     pause_steps: int
     #: Line for the log where something was found.
     why: str

@@ -240,8 +240,6 @@ class StragglerReconciler:
     steps again.
     """
 
-    order = 50
-
     def __init__(self) -> None:
         self._seen = Lru[str, DetectionWindow](_MOST_WATCHED)
 

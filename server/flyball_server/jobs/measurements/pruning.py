@@ -166,7 +166,6 @@ PAUSE_S = 0.03
 class PruningReconciler:
     """Reconciler that prunes a job's steps, in short transactions with pauses between them."""
 
-    order = 70
     runs_after_posts = None  # what has to be pruned is known long before
 
     def __init__(self) -> None:

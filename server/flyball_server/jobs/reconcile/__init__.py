@@ -1,4 +1,4 @@
-"""Reconcilers, each with its position in the order and the posts after which it runs."""
+"""Reconcilers of jobs, in the order in which they are called."""
 
 from __future__ import annotations
 
@@ -34,6 +34,6 @@ def all_reconcilers() -> tuple[Reconciler, ...]:
         ComparisonReconciler(),
         PlanReconciler(slots),
         ReconfigurationReconciler(),
-        OrderAdviceReconciler(slots),
         PruningReconciler(),
+        OrderAdviceReconciler(slots),
     )

@@ -52,11 +52,6 @@ class Reconciler(Protocol):
     """
 
     @property
-    def order(self) -> int:
-        """Position among the reconcilers, which are called in rising order for each job."""
-        ...
-
-    @property
     def runs_after_posts(self) -> Callable[[JobReader, JobRecord], bool] | None:
         """Function that returns whether a post may give it something to do; None: none does."""
         ...
@@ -82,7 +77,7 @@ class ReconcileLoop:
     """
 
     def __init__(self, reconcilers: Sequence[Reconciler], *, round_s: float = ROUND_S) -> None:
-        self._reconcilers = tuple(sorted(reconcilers, key=lambda reconciler: reconciler.order))
+        self._reconcilers = tuple(reconcilers)
         self._round_s = round_s
         self._changed = threading.Condition()
         # By job, time of the next reconciliation, monotonic s.

@@ -30,7 +30,6 @@ class OrderAdviceReconciler(SlottedReconciler):
     delays or its nodes have changed; stragglers and timetables do not count.
     """
 
-    order = 80
     runs_after_posts = None  # a job is reconciled after it was planned
 
     def __call__(self, services: JobServices, job_id: str) -> float | None:

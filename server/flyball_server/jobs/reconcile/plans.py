@@ -47,7 +47,6 @@ LOST_PAUSE_S, LONGEST_LOST_PAUSE_S = 10.0, 3600.0
 class PlanReconciler(SlottedReconciler):
     """Reconciler that plans a job whose newest version is not what it should run."""
 
-    order = 57
     runs_after_posts = None  # posts change findings, whose reconcilers run before this one
 
     def __call__(self, services: JobServices, job_id: str) -> float | None:

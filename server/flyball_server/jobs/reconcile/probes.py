@@ -48,8 +48,6 @@ class ProbeReconciler(SlottedReconciler):
     Once profiling is over without a plan, the ranks return to their highest clocks.
     """
 
-    order = 30
-
     def runs_after_posts(self, reader: JobReader, job: JobRecord) -> bool:
         """Return whether it is profiled, or its ranks may be left at the clocks of probes."""
         del reader

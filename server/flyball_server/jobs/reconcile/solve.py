@@ -56,19 +56,15 @@ class PlanningSlots:
                 self._free.release()
 
 
-# For callers that plan one job at a time.
-PLENTY = PlanningSlots(1_000_000)
-
-
 class SlottedReconciler:
     """Base of the reconcilers that solve.
 
     Args:
-        slots: slots for the plannings that the reconcile loop waits for.
+        slots: slots for the plannings that the reconcile loop waits for; None: its own.
     """
 
-    def __init__(self, slots: PlanningSlots = PLENTY) -> None:
-        self._slots = slots
+    def __init__(self, slots: PlanningSlots | None = None) -> None:
+        self._slots = slots or PlanningSlots()
 
 
 class SupersededError(Exception):

@@ -142,8 +142,6 @@ def num_measured_pairs(fold: StepFold, version: int | None) -> int:
 class ComparisonReconciler:
     """Reconciler that follows a comparison with the highest clocks to its end."""
 
-    order = 56
-
     def runs_after_posts(self, reader: JobReader, job: JobRecord) -> bool:
         """Return whether a comparison is requested or running."""
         return reader.find_loop_state(job.job_id).open_comparison is not None
