@@ -131,7 +131,6 @@ class Access:
 
 
 OPERATOR = Access(job_id=None)
-READER = Access(job_id=None, is_read_only=True)
 ANYBODY = Access(job_id=None, has_token=False)
 
 

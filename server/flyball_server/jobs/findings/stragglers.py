@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from flyball_server.jobs.findings.announcements import is_nearly
-from flyball_server.jobs.findings.detector import SlowdownRules, Slowdowns, find_slowdowns
+from flyball_server.jobs.findings.detector import RULES, Slowdowns, find_slowdowns
 from flyball_server.jobs.findings.noting import note_findings
 from flyball_server.jobs.findings.step_ratios import (
     ClockTimes,
@@ -33,6 +33,8 @@ from flyball_wire.plans.plan import Purpose
 _NEAR_STEPS = 128
 # The same if none is found: ranks may have measured nothing for a while.
 _FAR_STEPS = 10_000
+# Number of steps that a plan holds before measurements on it may change it.
+MIN_STEPS = 10
 
 
 class DetectionWindow:
@@ -59,7 +61,7 @@ class DetectionWindow:
         job_id: str,
         version: int,
         first_step: int,
-        key: tuple[datetime, int, int] | None = None,
+        key: tuple[datetime, int, int],
     ) -> None:
         self.job_id = job_id
         self.version = version
@@ -181,12 +183,10 @@ def measured_slowdowns(
     seen: DetectionWindow,
     *,
     now_unix_s: float,
-    min_steps: int,
-    rules: SlowdownRules | None = None,
 ) -> Slowdowns | None:
     """Return the ranks' measured slowdown factors; None: not to be measured now.
 
-    This is so until the version has held for `min_steps` steps, so that plans do not flap, and
+    This is so until the version has held for `MIN_STEPS` steps, so that plans do not flap, and
     while a job is profiled or compared with the highest clocks. If a newer plan failed, this one
     holds, and its steps are read.
 
@@ -195,17 +195,14 @@ def measured_slowdowns(
         loop_state: loop state of the job.
         seen: cached steps of its newest version, or an empty cache; advanced.
         now_unix_s: current time, Unix time in s.
-        min_steps: number of steps after the version's first step, at least 1.
-        rules: thresholds; None: default rules.
     """
-    rules = rules or SlowdownRules()
-    if seen.newest_step < seen.first_step + min_steps or not _is_watched(reader, seen):
+    if seen.newest_step < seen.first_step + MIN_STEPS or not _is_watched(reader, seen):
         return None
     ranks = {rank.rank: rank for rank in reader.list_ranks(seen.job_id)}
     # Factors that are too far off for steps' plans still tell slow ranks from long work.
     work = loop_state.planned_inputs.work
-    observed = seen.read(reader, ranks, rules.num_drift_steps, work)
-    if max((step.step for step in observed), default=0) < seen.first_step + min_steps:
+    observed = seen.read(reader, ranks, RULES.num_drift_steps, work)
+    if max((step.step for step in observed), default=0) < seen.first_step + MIN_STEPS:
         return None
     announced = {
         slowdown.rank for slowdown in loop_state.stragglers if slowdown.holds_at(now_unix_s)
@@ -216,7 +213,6 @@ def measured_slowdowns(
         Slowdowns(stragglers=loop_state.detected, drifts=loop_state.drifts),
         now_unix_s=now_unix_s,
         announced=announced,
-        rules=rules,
     )
 
 
@@ -225,8 +221,6 @@ def _is_watched(reader: JobReader, seen: DetectionWindow) -> bool:
     return plan.purpose in {Purpose.PLAN, Purpose.RAISE}
 
 
-# Number of steps that a plan holds before measurements on it may change it.
-MIN_STEPS = 10
 # The measured steps of a job with many ranks are read less often: ranks per step.
 _RANKS_PER_STEP = 64
 # Jobs whose steps are cached.
@@ -275,9 +269,7 @@ class StragglerReconciler:
         pause = 1 + job.spec.num_expected_ranks // _RANKS_PER_STEP
         if not seen.begin_detection(pause):
             return None
-        return measured_slowdowns(
-            reader, loop_state, seen, now_unix_s=now_unix_s, min_steps=MIN_STEPS
-        )
+        return measured_slowdowns(reader, loop_state, seen, now_unix_s=now_unix_s)
 
 
 def _with_slowdowns(

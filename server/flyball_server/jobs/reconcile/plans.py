@@ -73,8 +73,8 @@ class PlanReconciler(SlottedReconciler):
         elif not stands.is_settled(snapshot.job):
             planning.store(None)
         waits_s = [] if target.changes_in_s is None else [target.changes_in_s]
-        if stands.again_unix_s is not None:
-            waits_s.append(stands.again_unix_s - services.now().timestamp())
+        if stands.failure is not None and stands.failure.again_unix_s is not None:
+            waits_s.append(stands.failure.again_unix_s - services.now().timestamp())
         return min(waits_s, default=None)
 
 

@@ -34,7 +34,6 @@ def add_version(
     *,
     solve_s: float = 0.0,
     measurement_detail: MeasurementDetail = MeasurementDetail.TOTALS,
-    baseline_cycle: tuple[bool, ...] = (),
     digest: str | None = None,
 ) -> PlanRecord:
     """Store the plan as the job's next version, inside the caller's transaction.
@@ -52,7 +51,6 @@ def add_version(
         solve_s=solve_s,
         plan=plan,
         measurement_detail=measurement_detail,
-        baseline_cycle=baseline_cycle,
         digest=digest,
     )
     return add_again(services, writer, record)
