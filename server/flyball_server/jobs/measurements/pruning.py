@@ -75,11 +75,12 @@ def _end_step(services: JobServices, reader: JobReader, job_id: str) -> int | No
     end_step = None
     num_rows = 0
     limit = max(_ROWS_AT_ONCE // job.spec.num_expected_ranks, 1)
-    for step, num_ranks, stored_at in reader.list_oldest_steps(job_id, limit):
-        num_rows += num_ranks
-        if stored_at >= stored_before or (end_step is not None and num_rows > _ROWS_AT_ONCE):
+    for oldest in reader.list_posted_steps(job_id, limit=limit):
+        num_rows += oldest.num_ranks
+        is_enough = end_step is not None and num_rows > _ROWS_AT_ONCE
+        if oldest.stored_at >= stored_before or is_enough:
             break
-        end_step = step + 1
+        end_step = oldest.step + 1
     return end_step
 
 

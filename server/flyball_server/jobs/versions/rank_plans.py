@@ -27,6 +27,7 @@ from flyball_server.jobs.errors import (
     UnknownJobError,
     UnknownRankError,
 )
+from flyball_server.jobs.findings.step_ratios import clock_times
 from flyball_server.jobs.measurements.announced_work import (
     change_delays,
     coefficients_of,
@@ -115,16 +116,11 @@ def planned_times_s(
         for slowed in planned_inputs.stage_slowdowns
         if slowed.stage == rank.stage
     }
-    times_s: dict[tuple[str, int, int], float] = {}
-    alike = {
-        (kind, chunk, clock): each for each in instructions for kind, _, clock, chunk in [each]
-    }
-    for (kind, chunk, clock_mhz), instruction in alike.items():
-        time_s = _time_s(_points(profile, rank.stage, instruction), clock_mhz)
-        if time_s is None:
-            return None
-        times_s[str(kind), chunk, clock_mhz] = time_s * slowdown * drifts.get(str(kind), 1.0)
-    return times_s
+    profiled_s = clock_times(profile, rank.stage)
+    alike = dict.fromkeys((str(kind), chunk, mhz) for kind, _, mhz, chunk in instructions)
+    if not alike.keys() <= profiled_s.keys():
+        return None
+    return {each: profiled_s[each] * slowdown * drifts.get(each[0], 1.0) for each in alike}
 
 
 def pipeline_part(
@@ -272,13 +268,6 @@ def _points(
     chunks = profile.chunks or (profile,)
     of_chunk = chunks[instruction.chunk] if instruction.chunk < len(chunks) else profile
     return of_chunk.points.get((stage, InstructionKind(instruction.kind)), ())
-
-
-def _time_s(points: Sequence[OperatingPoint], frequency_mhz: int) -> float | None:
-    for point in points:
-        if point.frequency_mhz == frequency_mhz:
-            return point.time_s
-    return None
 
 
 _LOG = logging.getLogger(__name__)
