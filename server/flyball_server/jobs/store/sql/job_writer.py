@@ -79,15 +79,11 @@ class JobWriter(JobReader):
     Args:
         connection: inside a writing transaction.
         insert: function that makes the database's INSERT with replacement.
-
-    Attributes:
-        has_forgotten: true once there are rows of deleted jobs, for `sql_forgetting`.
     """
 
     def __init__(self, connection: Connection, insert: Insert) -> None:
         super().__init__(connection)
         self._insert = insert
-        self.has_forgotten = False
 
     def save_job(self, job: JobRecord) -> None:
         """Insert or replace the job."""
@@ -275,12 +271,11 @@ class JobWriter(JobReader):
     def delete_job(self, job_id: str) -> None:
         """Delete a job and everything that belongs to it; nothing if it does not exist.
 
-        The job's data, which may be millions of rows, is removed in the background.
+        The job's data, which may be millions of rows, is removed by `JobStore.forget_some`.
         """
         known = JOBS.update().where(JOBS.c.name == job_id)
         self._connection.execute(known.values(name=None, is_deleted=True))
         self._keys.pop(job_id, None)
-        self.has_forgotten = True
 
     def save_token(self, token: TokenRecord) -> None:
         """Insert or replace the token."""
