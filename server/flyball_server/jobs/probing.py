@@ -222,12 +222,7 @@ def probing_schedule(spec: JobSpec) -> Schedule:
 
 
 def probe_setup(spec: JobSpec, ranks: Sequence[RankRecord], window: GpuWindow | None) -> ProbeSetup:
-    """Return the setup for profiling the job.
-
-    Args:
-        spec: specification of the job.
-        ranks: all ranks of the job.
-        window: entry of the GPU table, if the job names a GPU: clocks below it are not probed.
+    """Return the setup for profiling the job; only clocks within the `window` are probed.
 
     Raises:
         InvalidFieldError: a stage has no rank, or its GPUs share fewer than two clocks.
@@ -266,14 +261,10 @@ def stage_steps(
 ) -> tuple[StageStep, ...]:
     """Return each stage in each step that all ranks have posted, by step, then stage.
 
+    Steps are given by step, then rank.
+
     Where work is announced, and steps at the highest clocks say how much longer it makes them,
     instructions count as so many of the mean work.
-
-    Args:
-        versions: probed versions.
-        ranks: all ranks of the job.
-        steps: measured steps, by step, then rank.
-        details: details of these steps.
     """
     stage_of = {rank.rank: rank.stage for rank in ranks}
     by_version = {version.version: version for version in versions}

@@ -198,12 +198,7 @@ def has_operators(tokens: tuple[TokenRecord, ...]) -> bool:
 
 
 def why_no_operators(tokens: tuple[TokenRecord, ...], token: str) -> str | None:
-    """Return why a token of the settings must not be an operator's; None: it may be.
-
-    Args:
-        tokens: all tokens of the store.
-        token: the token.
-    """
+    """Return why a token of the settings must not be an operator's; None: it may be."""
     matched = _TOKEN.fullmatch(token)
     if matched is None:
         return None  # of somebody's choice

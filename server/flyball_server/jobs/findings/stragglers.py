@@ -43,12 +43,6 @@ class DetectionWindow:
     A job may have hundreds of ranks, and without this cache the same steps would be read at each
     pass. Dropped entries are read again.
 
-    Args:
-        job_id: ID of an existing job.
-        version: version of its plans.
-        first_step: first step of that version.
-        key: start of the job, revision of its inputs and version.
-
     Attributes:
         newest_step: newest step found on the version; initially `first_step`.
         detected_at_step: newest step at the last detection of slowdown factors.
@@ -105,14 +99,7 @@ class DetectionWindow:
         num_steps: int,
         work: WorkModel | None = None,
     ) -> list[RankStep]:
-        """Return the usable ones of a rank's newest `num_steps`, without the version's first.
-
-        Args:
-            reader: reader of the current transaction.
-            ranks: ranks of the job.
-            num_steps: number of steps of a rank.
-            work: announced work that the version was planned with.
-        """
+        """Return the usable ones of a rank's newest `num_steps`, without the version's first."""
         begin = 1 + min((self.newest.get(rank, self.first_step) for rank in ranks), default=0)
         begin = max(begin, self.first_step + 1, self.newest_step - num_steps + 1)
         measured = reader.list_steps(self.job_id, begin, self.newest_step + 1)
@@ -158,13 +145,7 @@ class DetectionWindow:
 def advanced_window(
     reader: JobReader, job: JobRecord, kept: Lru[str, DetectionWindow]
 ) -> DetectionWindow | None:
-    """Return the newest steps on a job's newest version; None: no step on it is planned yet.
-
-    Args:
-        reader: reader of the current transaction.
-        job: the job.
-        kept: cached steps by job.
-    """
+    """Return the newest steps on a job's newest version; None: no step on it is planned yet."""
     newest = reader.newest_version(job.job_id)
     if newest is None or newest.first_step is None:
         return None
@@ -189,12 +170,6 @@ def measured_slowdowns(
     This is so until the version has held for `MIN_STEPS` steps, so that plans do not flap, and
     while a job is profiled or compared with the highest clocks. If a newer plan failed, this one
     holds, and its steps are read.
-
-    Args:
-        reader: reader of the current transaction.
-        loop_state: loop state of the job.
-        seen: cached steps of its newest version, or an empty cache; advanced.
-        now_unix_s: current time, Unix time in s.
     """
     if seen.newest_step < seen.first_step + MIN_STEPS or not _is_watched(reader, seen):
         return None

@@ -181,10 +181,6 @@ def _with_known_plans(
     """Return the post's steps, marked where they ran a plan that is none of the job's here.
 
     Without the identity that a rank gets with its plan, such a plan never was: None.
-
-    Args:
-        post: post of a rank.
-        plans: creation times of the job's plans by version.
     """
     steps: list[StepRecord] = []
     for step in post.steps:

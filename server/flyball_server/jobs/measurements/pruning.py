@@ -45,12 +45,7 @@ def most_steps(
 
 
 def prune_some(services: JobServices, job_id: str) -> bool:
-    """Prune the job's oldest steps, in one short transaction; return whether there may be more.
-
-    Args:
-        services: services of the use cases; `life` has the retention.
-        job_id: ID of an existing job.
-    """
+    """Prune the job's oldest steps, in one short transaction; return whether there may be more."""
     with services.store.reading() as reader:
         if _end_step(services, reader, job_id) is None:
             return False
@@ -110,15 +105,7 @@ def merge_instructions(
     details: Iterable[StepDetail],
     stages: Mapping[int, int],
 ) -> None:
-    """Add the instructions' times of measurements that are about to be stored to the moments.
-
-    Args:
-        writer: writer of the post's transaction.
-        job_id: ID of the job.
-        steps: measurements by rank and step.
-        details: their details.
-        stages: stages of the ranks; of other ranks nothing is added.
-    """
+    """Add the instructions' times of measurements that are about to be stored to the moments."""
     wanted = [
         (detail, steps[detail.rank, detail.step])
         for detail in details

@@ -36,11 +36,7 @@ SLOT_RETRY_S = 1.0
 
 
 class PlanningSlots:
-    """Limit of the plannings that reconcilers wait for; taking a slot does not block.
-
-    Args:
-        num_slots: number of concurrent plannings.
-    """
+    """Limit of the plannings that reconcilers wait for; taking a slot does not block."""
 
     def __init__(self, num_slots: int = NUM_SLOTS) -> None:
         self._free = threading.Semaphore(num_slots)

@@ -120,10 +120,6 @@ def comparison_cycle(num_pairs: int, iteration_time_s: float) -> tuple[bool, ...
 
     In that order of blocks a drift of the machine cancels in each group of four. A block takes
     BLOCK_S or longer, but at least MIN_BLOCKS of either kind remain.
-
-    Args:
-        num_pairs: number of steps of either kind.
-        iteration_time_s: predicted iteration time, s.
     """
     longest = max(1, num_pairs // MIN_BLOCKS)
     steps = min(longest, max(1, math.ceil(BLOCK_S / iteration_time_s)))

@@ -67,12 +67,7 @@ class JobSavings:
 
 
 def savings_of(fold: StepFold, gpu_changes: Sequence[GpuChange] = ()) -> JobSavings:
-    """Return the savings of all steps so far.
-
-    Args:
-        fold: running totals of the job's steps.
-        gpu_changes: GPUs that were replaced during the job.
-    """
+    """Return the savings of all steps so far."""
     at_default = fold.at_default
     versions = tuple(
         _version_savings(fold, version, gpu_changes)

@@ -197,14 +197,7 @@ class Standing:
 def standing(
     target: Wanted, newest: NewestVersion | None, findings: JobLoopState, now_unix_s: float
 ) -> Standing:
-    """Return where a job stands: planned, failed, or with something to solve.
-
-    Args:
-        target: what it should run.
-        newest: its newest version; None: none yet.
-        findings: findings about the job, with its attempts.
-        now_unix_s: current time, Unix time in s.
-    """
+    """Return where a job stands: planned, failed, or with something to solve."""
     digest, ran = target.digest, None if newest is None else newest.digest
     done = [ran or "", *(attempt.digest for attempt in findings.attempts[-1:])]
     if digest is None or any(map(is_of_newer_function, filter(None, done))):

@@ -40,9 +40,6 @@ class PostgresLocks:
     PostgreSQL releases all locks of a planner when its connection ends: with the process, or when
     PostgreSQL restarts. The holder is not notified; its later changes are still checked against the
     job's revision.
-
-    Args:
-        address: address of the database.
     """
 
     def __init__(self, address: PostgresAddress) -> None:

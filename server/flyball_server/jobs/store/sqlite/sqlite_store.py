@@ -224,9 +224,6 @@ class PlannerLock:
     It is held on the database, so that no hard link to it evades it, and on `DATABASE.lock`, so
     that no other file in its place does. That one stays: after its removal two planners could lock
     different files.
-
-    Args:
-        database: SQLite's file.
     """
 
     def __init__(self, database: Path) -> None:
