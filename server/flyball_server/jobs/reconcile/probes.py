@@ -51,7 +51,7 @@ class ProbeReconciler(SlottedReconciler):
     def runs_after_posts(self, reader: JobReader, job: JobRecord) -> bool:
         """Return whether it is profiled, or its ranks may be left at the clocks of probes."""
         del reader
-        return is_probed(job) or _may_be_left_probing(job)
+        return is_probed(job) or job.state == JobState.PLANNING_FAILED
 
     def __call__(self, services: JobServices, job_id: str) -> float | None:
         """Take the next step of profiling the job."""
@@ -179,13 +179,9 @@ def _refuse(services: JobServices, job: JobRecord, problem: str, record: Probing
     _back_to_highest(services, job.job_id)
 
 
-def _may_be_left_probing(job: JobRecord) -> bool:
-    return job.state == JobState.PLANNING_FAILED
-
-
 def _is_left_probing(reader: JobReader, job_id: str) -> bool:
     """Return whether the ranks of a job that could not be planned still probe."""
-    if not _may_be_left_probing(reader.require_job(job_id)):
+    if reader.require_job(job_id).state != JobState.PLANNING_FAILED:
         return False
     newest = reader.newest_plan(job_id)
     return (

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Generator
 from concurrent.futures import CancelledError, Future, wait
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from flyball_server.jobs.errors import PlanningStoppedError, StoreError, UnknownJobError
 from flyball_server.jobs.records import JobRecord
@@ -129,7 +129,7 @@ def _awaited(
 ) -> ResultT:
     began_s: float | None = None
     limit_s = services.planning_timeout_s
-    while not _is_done(future):
+    while not wait([future], POLL_PERIOD_S).done:
         _check_wanted(services, job, is_wanted)
         if future.running():
             # Waiting for a process does not count.
@@ -144,10 +144,6 @@ def _awaited(
         return future.result()
     except (SolveStoppedError, CancelledError):
         raise PlanningStoppedError(job_id=job.job_id) from None
-
-
-def _is_done(future: Future[Any]) -> bool:
-    return bool(wait([future], POLL_PERIOD_S).done)
 
 
 def _check_wanted(services: JobServices, job: JobRecord, is_wanted: IsWanted) -> None:

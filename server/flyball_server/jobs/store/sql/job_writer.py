@@ -32,7 +32,6 @@ from flyball_server.jobs.store.sql.job_reader import JobReader, some_at_a_time
 from flyball_server.jobs.store.sql.sql_rows import (
     detail_values,
     fold_rows,
-    job_values,
     loop_state_values,
     moments_of,
     moments_values,
@@ -87,13 +86,13 @@ class JobWriter(JobReader):
 
     def save_job(self, job: JobRecord) -> None:
         """Insert or replace the job."""
-        key = self._key(job.job_id)
-        values = job_values(job)
-        if key:
+        known_key = self._key(job.job_id)
+        key = known_key or secrets.token_hex(_KEY_BYTES)
+        values = values_of(job) | {"job_id": key}
+        if known_key:
             self._update_job(key, job.job_id, values)
         else:
-            key = secrets.token_hex(_KEY_BYTES)
-            values |= {"job_id": key, "name": job.job_id, "is_deleted": False}
+            values |= {"name": job.job_id, "is_deleted": False}
             self._connection.execute(JOBS.insert().values(values))
             self._keys[job.job_id] = key
 
