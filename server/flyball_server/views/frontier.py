@@ -96,7 +96,7 @@ def _request(services: JobServices, job_id: str) -> tuple[JobRecord, SlowedReque
     plan = plan_to_solve(job.spec, planning.profile, services.gpu_window, findings, inputs)
     options = {"policy": Policy.FRONTIER, "target": DEFAULT_TARGET, "effort": job.spec.effort}
     plan = with_slowdowns(plan, inputs, planning.ranks)
-    return job, plan.with_options(**options).of_profile(profile)
+    return job, replace(plan, options=replace(plan.options, **options)).of_profile(profile)
 
 
 def _solved(

@@ -10,7 +10,7 @@ from flyball_profiles.gpu_windows import GpuTableError
 from flyball_server.jobs.conditions.changes import num_changed, stage_conditions
 from flyball_server.jobs.errors import InvalidFieldError, JobsError
 from flyball_server.jobs.job_state import UNPROFILED, JobInput
-from flyball_server.jobs.probing import ProbingRecord, probe_plans, read_probing
+from flyball_server.jobs.probing import ProbingRecord, probe_plans, probe_setup, read_probing
 from flyball_server.jobs.reconcile.solve import (
     SLOT_RETRY_S,
     SlottedReconciler,
@@ -65,7 +65,7 @@ class ProbeReconciler(SlottedReconciler):
         if record is None:
             return None
         try:
-            setup = record.setup(services.gpu_window)
+            setup = probe_setup(record, services.gpu_window)
         except (InvalidFieldError, PipelineError, GpuTableError) as error:
             _refuse(services, job, str(error), record)
             return None

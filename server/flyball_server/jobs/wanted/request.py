@@ -102,14 +102,6 @@ class PlanToSolve:
         counted = replace(self, asked=asked, options=asked, reconfigure_granularity_mhz=0)
         return digest_of([counted, _digest_of_order(order)])
 
-    def with_options(self, **changes: Any) -> PlanToSolve:  # noqa: ANN401 - of any option
-        """Return the request with some options changed."""
-        return replace(
-            self,
-            asked=replace(self.asked, **changes),
-            options=replace(self.options, **changes),
-        )
-
     def of_profile(self, profile: StageProfile) -> SlowedRequest:
         """Return the request for the planner, from the profile with this digest.
 
