@@ -37,7 +37,7 @@ class OrderAdviceReconciler(SlottedReconciler):
         due = _due(services, job_id)
         if due is None:
             return None
-        with self._slots.taken() as is_free:
+        with self.slot() as is_free:
             if not is_free:
                 return SLOT_RETRY_S
             with suppress(*OBSOLETE):

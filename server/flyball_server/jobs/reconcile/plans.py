@@ -59,7 +59,7 @@ class PlanReconciler(SlottedReconciler):
         stands = snapshot.standing(services, target)
         planning = _Planning(services=services, snapshot=snapshot, target=target)
         if stands.is_due:
-            with self._slots.taken() as is_free:
+            with self.slot() as is_free:
                 if not is_free:
                     return SLOT_RETRY_S
                 try:

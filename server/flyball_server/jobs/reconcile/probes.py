@@ -69,7 +69,7 @@ class ProbeReconciler(SlottedReconciler):
         except (InvalidFieldError, PipelineError, GpuTableError) as error:
             _refuse(services, job, str(error), record)
             return None
-        with self._slots.taken() as is_free:
+        with self.slot() as is_free:
             if not is_free:
                 return SLOT_RETRY_S
             try:

@@ -35,23 +35,6 @@ NUM_SLOTS = 16
 SLOT_RETRY_S = 1.0
 
 
-class PlanningSlots:
-    """Limit of the plannings that reconcilers wait for; taking a slot does not block."""
-
-    def __init__(self, num_slots: int = NUM_SLOTS) -> None:
-        self._free = threading.Semaphore(num_slots)
-
-    @contextmanager
-    def taken(self) -> Generator[bool]:
-        """Try to take a slot for the block; yield true if one was free."""
-        is_free = self._free.acquire(blocking=False)
-        try:
-            yield is_free
-        finally:
-            if is_free:
-                self._free.release()
-
-
 class SlottedReconciler:
     """Base of the reconcilers that solve.
 
@@ -59,8 +42,18 @@ class SlottedReconciler:
         slots: slots for the plannings that the reconcile loop waits for; None: its own.
     """
 
-    def __init__(self, slots: PlanningSlots | None = None) -> None:
-        self._slots = slots or PlanningSlots()
+    def __init__(self, slots: threading.Semaphore | None = None) -> None:
+        self._slots = slots or threading.Semaphore(NUM_SLOTS)
+
+    @contextmanager
+    def slot(self) -> Generator[bool]:
+        """Try to take a slot for the block, without waiting; yield true if one was free."""
+        is_free = self._slots.acquire(blocking=False)
+        try:
+            yield is_free
+        finally:
+            if is_free:
+                self._slots.release()
 
 
 class SupersededError(Exception):
