@@ -232,6 +232,7 @@ def test_rows_of_deleted_jobs_are_removed_after_a_failure_too(
 ) -> None:
     monkeypatch.setattr("flyball_server.jobs.reconcile.loop._STORE_RETRY_S", 0.05)
     services = Services(CountingPlanner()).jobs
+    answers: Iterator[StoreBusyError | bool]
     answers = iter([StoreBusyError(location="here"), True, False])
     num_asked: list[int] = []
 
