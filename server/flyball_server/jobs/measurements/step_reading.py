@@ -216,7 +216,7 @@ def _with_energies_times(factor: float, figures: FiguresT) -> FiguresT:
     changed: dict[str, Any] = {}
     for name, value in vars(figures).items():
         if isinstance(value, tuple):
-            parts = cast("tuple[Any, ...]", value)
+            parts = cast("Any", value)
             changed[name] = tuple(_with_energies_times(factor, part) for part in parts)
         elif hasattr(value, "__dataclass_fields__"):
             changed[name] = _with_energies_times(factor, value)
