@@ -165,7 +165,7 @@ class RankSession:
             keeps_plan=without_planner == "last-plan",
             rank_name=self.name,
             is_planner_lost=self._is_planner_lost,
-            num_microbatches=lambda step: self._steps.num_microbatches(step, self._active_plan),
+            num_microbatches=self._num_microbatches,
             own_clocks=self._steps.clocks,
         )
         # The active plan's, for the hooks.
@@ -550,6 +550,9 @@ class RankSession:
             self._governor.pause()
         elif cursor is not None and (before is None or before.plan is not cursor.plan):
             self._governor.begin_plan()
+
+    def _num_microbatches(self, step: int) -> int | None:
+        return self._steps.num_microbatches(step, self._active_plan)
 
     def _is_planner_lost(self) -> bool:
         return self._link is not None and self._link.is_lost

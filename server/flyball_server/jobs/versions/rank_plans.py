@@ -103,13 +103,6 @@ def pipeline_part(
 ) -> RankPipeline | None:
     """Return a rank's pipeline, from which the clocks of single steps are chosen.
 
-    Args:
-        plan: the plan.
-        rank: the rank.
-        profile: the job's profile.
-        work: announced work of the job.
-        step_power: correction of steps' deadlines; None: none was measured.
-
     Returns:
         None where its steps get no plans of their own: it never flushes, the profile is not the
         plan's, or ranks do not take a part as large.
@@ -126,11 +119,6 @@ def large_parts(plan: Plan, profile: StageProfile, work: WorkModel) -> str | Non
     """Return that ranks do not take pipelines as large, in one line; None: they do.
 
     Later plans of the job may have more requests of clocks; a tenth is left for them.
-
-    Args:
-        plan: newest plan of the job.
-        profile: the job's profile.
-        work: announced work of the job.
     """
     for pipeline in plan.pipelines:
         part = _packed(plan, pipeline, profile, work)
@@ -188,10 +176,6 @@ def _packed(
 
 def check_parts_fit(plan: Plan, *, cycle_length: int = 0) -> None:
     """Check that ranks can take their parts of a plan.
-
-    Args:
-        plan: Plan of a version.
-        cycle_length: Number of steps of a comparison's cycle.
 
     Raises:
         InvalidFieldError: A part is too large.
@@ -349,15 +333,7 @@ def part_of(
     profile: StageProfile | None,
     planned_inputs: PlanningInputs,
 ) -> RankPlan:
-    """Return this rank's part of a version.
-
-    Args:
-        plan: the version.
-        rank: the rank.
-        profile: the job's profile; None: none is known.
-        planned_inputs: inputs of the version's planning; where steps get clocks of their own, its
-            announced work.
-    """
+    """Return this rank's part of a version."""
     work = planned_inputs.step_work
     instructions = rank_instructions(plan.plan, rank)
     pipeline = None
