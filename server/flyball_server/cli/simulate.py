@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flyball_server.cli.offline_inputs import (
     add_timeline_argument,
@@ -23,9 +23,6 @@ from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_server.planning.model.simulator import Simulation
 from flyball_server.planning.simulated_plan import SimulatedPlan
 from flyball_wire.command.command import Command, CommandError
-
-if TYPE_CHECKING:
-    pass
 
 
 def _configure(parser: argparse.ArgumentParser) -> None:

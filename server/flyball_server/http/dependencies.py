@@ -304,9 +304,4 @@ async def planned_view(state: PlannerState, stored: JobSummary, asked_by: JobInp
         if not await state.waiters.until(job_id, answered, wait_s=_LONGEST_PLANNING_S):
             raise PlanningStoppedError(job_id=job_id)
         stored = await run_in_threadpool(get_job, state.services, job_id)
-    return await run_in_threadpool(shown_job, state, stored)
-
-
-def shown_job(state: PlannerState, summary: JobSummary) -> JobView:
-    """Return the job as it is shown."""
-    return job_view(state.services, summary)
+    return await run_in_threadpool(job_view, state.services, stored)

@@ -77,16 +77,6 @@ class LateTrace:
     #: the last ones may come after its end.
     in_force: InForce
 
-    @property
-    def finish_s(self) -> FloatArray:
-        """End of each instruction, s."""
-        return self.start_s + self.duration_s
-
-    @property
-    def end_s(self) -> float:
-        """End of the last instruction, s."""
-        return float(self.finish_s.max())
-
 
 class LateClockSimulator:
     """Iterations of plans of one pipeline whose clock changes take time.
