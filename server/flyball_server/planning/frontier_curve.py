@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from flyball_server.planning.data_parallel import DataParallelRequest, choose_jointly
+from flyball_server.planning.data_parallel import choose_jointly
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.frontier.noise_reserve import solver_with_reserve
 from flyball_server.planning.frontier.relaxation import (
@@ -194,15 +194,15 @@ COMPARED_ENVPIPE = (
 
 
 def make_frontier(
-    request: PlanRequest | DataParallelRequest,
+    request: PlanRequest | Sequence[PlanRequest],
     num_points: int = DEFAULT_NUM_POINTS,
     report: Callable[[int], None] = lambda _: None,
 ) -> Frontier:
-    """Return the whole frontier of the pipeline, or of pipelines with clocks of their own.
+    """Return the whole frontier of one pipeline, or of several with clocks of their own.
 
     The arguments and errors are those of `frontier_of_models`.
     """
-    pipelines = request.pipelines if isinstance(request, DataParallelRequest) else (request,)
+    pipelines = (request,) if isinstance(request, PlanRequest) else request
     models = [model_of_request(pipeline) for pipeline in pipelines]
     return frontier_of_models(pipelines[0], models, num_points, report)
 

@@ -33,10 +33,7 @@ from flyball_pipeline.errors import PipelineError
 from flyball_profiles.clock_transitions import ClockTransitions
 from flyball_profiles.examples import load_example_profile
 from flyball_profiles.gpu_windows import load_gpu_window
-from flyball_server.planning.data_parallel import (
-    DataParallelRequest,
-    make_data_parallel_plan,
-)
+from flyball_server.planning.data_parallel import make_data_parallel_plan
 from flyball_server.planning.documents.plan_document import plan_document, plan_from_document
 from flyball_server.planning.documents.recorded_plan import model_of_plan
 from flyball_server.planning.model import early_requests as early_requests_module
@@ -321,7 +318,7 @@ def test_pipelines_side_by_side_have_their_own_requests() -> None:
     profile = load_example_profile().select_stages((0, 7))
     slower = changed_points(profile, lambda _, one: replace(one, time_s=1.05 * one.time_s))
     pipelines = tuple(request_of(each, 4, transition_ms=5.0) for each in (profile, slower))
-    solved = make_data_parallel_plan(DataParallelRequest(pipelines=pipelines))
+    solved = make_data_parallel_plan(pipelines)
     for model, pipeline in zip(solved.models, solved.plan.pipelines, strict=True):
         assert len(model.requests) == len(pipeline.requests) > 0
         offsets_s = sorted(request.offset_s for request in model.requests.values())

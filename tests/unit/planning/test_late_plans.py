@@ -22,7 +22,7 @@ from tests.unit.planning.tiny_pipelines import (
 from flyball_profiles.clock_transitions import ClockTransitions
 from flyball_profiles.examples import load_example_profile
 from flyball_profiles.stage_profile import StageProfile
-from flyball_server.planning.data_parallel import DataParallelRequest, make_data_parallel_plan
+from flyball_server.planning.data_parallel import make_data_parallel_plan
 from flyball_server.planning.documents.recorded_plan import model_of_plan
 from flyball_server.planning.errors import TargetUnreachableError
 from flyball_server.planning.frontier.reserve import with_reserve
@@ -115,7 +115,7 @@ def test_clocks_on_paths_that_are_too_long_are_raised_until_the_plan_is_in_time(
     request = request_of(four_stages(), 4, effort=Effort.LOW)
     at_once = make_plan(request)
     model = replace(at_once.model, transitions=ClockTransitions.exact(0.02))
-    search = TransitionSearch(model, 1.0, Effort.LOW)
+    search = TransitionSearch(model, 1.0, request.options)
     deadline_s = at_once.plan.predicted.baseline_iteration_time_s
     assert search.times_s([at_once.assignment])[0] > deadline_s * 1.001
     raised = search.raised(at_once.assignment, deadline_s)
@@ -267,7 +267,7 @@ def test_the_bound_of_a_plan_that_comes_late_is_on_the_tangent() -> None:
 
 def test_pipelines_side_by_side_change_late_too() -> None:
     request = request_of(equal_profile(2), 2, policy=Policy.ENVELOPE, transition_ms=LATE_MS)
-    joint = make_data_parallel_plan(DataParallelRequest(pipelines=(request, request))).plan
+    joint = make_data_parallel_plan((request, request)).plan
     alone = make_plan(request).plan
     assert joint.num_switches == 2 * alone.num_switches > 0
     assert joint.predicted.energy_j == pytest.approx(2 * alone.predicted.energy_j)
