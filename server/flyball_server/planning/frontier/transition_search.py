@@ -24,14 +24,12 @@ from numpy.typing import NDArray
 from flyball_pipeline.dag import NONE
 from flyball_pipeline.paths import latest_finish_s
 from flyball_server.planning.cancellation import cancellation_point
-from flyball_server.planning.model.array_dag import FloatArray, IndexArray, every_row
+from flyball_server.planning.model.array_dag import BoolArray, FloatArray, IndexArray, every_row
 from flyball_server.planning.model.early_requests import EarlyRequestBatch
 from flyball_server.planning.model.late_clocks import LateClockSimulator
 from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
 from flyball_server.planning.model.simulator import RELATIVE_TIME_TOLERANCE
 from flyball_wire.plan_options import Effort, PlanOptions
-
-BoolArray = NDArray[np.bool_]
 
 # Changes that a step tries, and sets of them, by the number of instructions: memory and time.
 MAX_CHANGES = {Effort.LOW: 192, Effort.NORMAL: 192, Effort.HIGH: 384}
