@@ -62,7 +62,4 @@ def _run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-COMMAND = Command(
-    configure=_configure,
-    run=_run,
-)
+COMMAND = Command(configure=_configure, run=_run)

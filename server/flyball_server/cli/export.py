@@ -283,8 +283,4 @@ def _export_timeline(arguments: argparse.Namespace) -> int:
     return 0
 
 
-COMMAND = Command(
-    configure=_configure,
-    run=_run,
-    reads_planner=True,
-)
+COMMAND = Command(configure=_configure, run=_run, reads_planner=True)

@@ -164,7 +164,4 @@ def _warn(text: str) -> None:
     print(f"flyball serve: warning: {text}", file=sys.stderr, flush=True)
 
 
-COMMAND = Command(
-    configure=_configure,
-    run=_run,
-)
+COMMAND = Command(configure=_configure, run=_run)
