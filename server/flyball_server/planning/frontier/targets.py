@@ -110,7 +110,7 @@ class _PowerSearch:
         self._model = solver.model
         self._budget_w = budget_w
         self._num_steps = num_steps
-        self._tables = _clock_tables(self._model)
+        self._tables = clock_tables(self._model)
         self._waiting_w = sum(self._model.stage_blocking_power_w)
         cheapest = self._tables.costs_j.argmin(axis=1)
         self._cheapest: Assignment = cheapest[self._tables.group_of_node].tolist()
@@ -257,7 +257,8 @@ class ClockTables(NamedTuple):
     costs_j: FloatArray
 
 
-def _clock_tables(model: PipelineModel) -> ClockTables:
+def clock_tables(model: PipelineModel) -> ClockTables:
+    """Return the operating points of a pipeline."""
     power_w = model.stage_blocking_power_w
     groups, group_of_node = model.groups
     nums = [len(points) for _, points in groups]
