@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from flyball_pipeline.errors import PipelineError
-from flyball_pipeline.instruction import Instruction
 from flyball_profiles.clock_transitions import ClockTransitions, TransitionsError
 from flyball_profiles.gpu_windows import (
     MEASURE_BLOCKING_POWER,
@@ -25,7 +24,6 @@ from flyball_profiles.limited_file import read_text
 from flyball_profiles.stage_profile import ProfileError, StageProfile
 from flyball_profiles.stage_profile_csv import read_pipeline_profiles, read_stage_profile
 from flyball_server.planning.documents.plan_document import plan_from_document
-from flyball_server.planning.documents.plan_text import LETTERS
 from flyball_server.planning.documents.recorded_plan import models_by_dp_rank
 from flyball_server.planning.request_options import clock_transitions, iteration_delays_s
 from flyball_server.planning.simulated_plan import SimulatedPlan, simulated_plan
@@ -222,9 +220,3 @@ def _with_given_times(plan: Plan, arguments: argparse.Namespace) -> Plan:
     if arguments.transfer_ms is not None:
         plan = replace(plan, transfer_s=transfer_s)
     return plan
-
-
-def instruction_label(instruction: Instruction) -> str:
-    """Return kind and microbatch, as `F3`; `F3.1` in model chunk 1."""
-    kind, microbatch, chunk = instruction
-    return f"{LETTERS[kind]}{microbatch}" + (f".{chunk}" if chunk else "")
