@@ -13,11 +13,7 @@ from typing import NamedTuple
 from flyball_pipeline.errors import PipelineError
 from flyball_profiles.gpu_windows import GpuWindow
 from flyball_server.cli import offline_inputs, pipeline_arguments
-from flyball_server.cli.plots.clock_colors import (
-    add_color_argument,
-    color_system,
-    painted_rows,
-)
+from flyball_server.cli.plots.clock_colors import add_color_argument, color_system, painted_rows
 from flyball_server.cli.progress_line import ProgressLine
 from flyball_server.planning import planner
 from flyball_server.planning.data_parallel import make_data_parallel_plan

@@ -13,11 +13,7 @@ from flyball_profiles.limited_file import read_text
 from flyball_server.cli.offline_inputs import naming
 from flyball_server.cli.plots.plot_file import PLOT_SUFFIXES, check_plot_path, write_replay_plot
 from flyball_server.cli.progress_line import ProgressLine
-from flyball_server.cli.replay_steps import (
-    add_steps_arguments,
-    check_no_steps_arguments,
-    run_steps,
-)
+from flyball_server.cli.replay_steps import add_steps_arguments, check_no_steps_arguments, run_steps
 from flyball_server.replay.perseus_artifact import (
     ArtifactWorkload,
     RankClocks,

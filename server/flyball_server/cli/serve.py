@@ -21,11 +21,7 @@ from flyball_server.serving.listening import (
     must_ask,
     raise_file_limit,
 )
-from flyball_server.settings import (
-    Settings,
-    SettingsError,
-    load_settings,
-)
+from flyball_server.settings import Settings, SettingsError, load_settings
 from flyball_wire.command.command import Command, CommandError
 
 

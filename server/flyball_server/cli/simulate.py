@@ -12,12 +12,8 @@ from flyball_server.cli.offline_inputs import (
     add_timeline_arguments,
     read_timeline,
 )
-from flyball_server.cli.plots.clock_colors import (
-    add_color_argument,
-    color_system,
-    painted_rows,
-)
-from flyball_server.cli.plots.plot_file import PLOT_SUFFIXES, check_plot_path
+from flyball_server.cli.plots.clock_colors import add_color_argument, color_system, painted_rows
+from flyball_server.cli.plots.plot_file import NO_MATPLOTLIB, PLOT_SUFFIXES, check_plot_path
 from flyball_server.planning.documents.plan_text import iteration_delays
 from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_server.planning.model.simulator import Simulation
@@ -59,9 +55,7 @@ def _plot(timeline: SimulatedPlan, path: Path) -> None:
             write_timeline_plot,
         )
     except ImportError:
-        raise CommandError(
-            "--plot needs the extra 'plot': pip install '.[plot]' in a clone of Flyball"
-        ) from None
+        raise CommandError(NO_MATPLOTLIB) from None
     write_timeline_plot(timeline, path)
 
 

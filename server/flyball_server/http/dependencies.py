@@ -27,11 +27,7 @@ from flyball_server.jobs.job_state import JobInput
 from flyball_server.jobs.lifecycle.heartbeats import Heartbeats
 from flyball_server.jobs.measurements.measurements import RankPost, store_together
 from flyball_server.jobs.reconcile.loop import ReconcileLoop
-from flyball_server.jobs.records import (
-    ANY_JOB_ID_PATTERN,
-    JOB_ID_PATTERN,
-    RankRecord,
-)
+from flyball_server.jobs.records import ANY_JOB_ID_PATTERN, JOB_ID_PATTERN, RankRecord
 from flyball_server.jobs.registry.inspection import JobSummary, get_job
 from flyball_server.jobs.registry.registration import KnownRank, register_together
 from flyball_server.jobs.services import JobServices
