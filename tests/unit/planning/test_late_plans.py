@@ -8,12 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.unit.planning.tiny_pipelines import (
+    B,
+    F,
     changed_points,
     delays,
     equal_profile,
     every_choice,
     example_model,
     model_of,
+    profile_of,
     refuses,
     request_of,
     three_clocks_request,
@@ -369,3 +372,14 @@ def test_a_tail_of_iterations_that_never_end_is_refused() -> None:
     profile = equal_profile(3)
     with refuses("tail_ms", "has no effect on pipedream, whose iterations never end"):
         make_plan(request_of(profile, tail_ms=1.0, schedule="pipedream"))
+
+
+@pytest.mark.parametrize("num_microbatches", [6, 7, 8])
+def test_a_period_is_met_though_its_instructions_add_up_to_a_little_less(
+    num_microbatches: int,
+) -> None:
+    """With late changes a period is a sum over microbatches, else a multiple of one of them."""
+    profile = profile_of([{kind: [(1410, 0.1, 30.0), (1000, 0.13, 20.0)] for kind in (F, B)}])
+    plan = make_plan(request_of(profile, num_microbatches, schedule="pipedream", transition_ms=5.0))
+    baseline_s = plan.plan.predicted.baseline_iteration_time_s
+    assert plan.plan.iteration_time_s == pytest.approx(baseline_s)

@@ -27,7 +27,11 @@ from flyball_server.planning.frontier.rounding import TINY_INSTRUCTIONS
 from flyball_server.planning.frontier.solver import SEED, DeadlinePlan, DeadlineSolver
 from flyball_server.planning.model.array_dag import FloatArray, IndexArray
 from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
-from flyball_server.planning.model.simulator import critical_path, time_and_energy
+from flyball_server.planning.model.simulator import (
+    RELATIVE_TIME_TOLERANCE,
+    critical_path,
+    time_and_energy,
+)
 from flyball_server.planning.request_options import rounded_up
 from flyball_wire.targets import Target
 
@@ -53,14 +57,15 @@ def plan_for_target(
     if target.kind == "power":
         return plan_for_power(solver, target.value, baseline_time_s, num_steps)
     wanted_s = deadline_of(target, baseline_time_s)
-    if wanted_s < solver.fastest_time_s:
+    if wanted_s * (1 + RELATIVE_TIME_TOLERANCE) < solver.fastest_time_s:
         fastest = rounded_up(solver.fastest_time_s)
         raise TargetUnreachableError(
             f"no plan takes {wanted_s:g} s; the fastest takes {fastest} s",
             field="target",
             nearest_target=f"deadline:{fastest}",
         )
-    return solver.plan_within(wanted_s, num_steps)
+    # The sums of the same times in another order differ by their rounding.
+    return solver.plan_within(max(wanted_s, solver.fastest_time_s), num_steps)
 
 
 # Ratio of neighbouring deadlines of the grid, less 1.
