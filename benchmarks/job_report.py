@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import resource
 import statistics
 import subprocess
 import sys
@@ -35,7 +34,7 @@ from flyball_server.jobs.store.sqlite.sqlite_store import SqliteJobStore
 from flyball_server.views.report import get_report
 from flyball_wire.messages import JobSpec
 from made_plans import MOMENT, made_plan, store_job
-from measured_process import BenchmarkError
+from measured_process import BenchmarkError, children_cpu_s
 from served_planner import served_planner
 
 STEPS_A_POST = 256
@@ -128,9 +127,9 @@ def _measured(folder: Path, arguments: argparse.Namespace) -> Figures:
         more_s: list[float] = []
         processor_s: list[float] = []
         for _ in range(NUM_REPORTS):
-            before_s = server.cpu_s() + _commands_s()
+            before_s = server.cpu_s() + children_cpu_s()
             more_s.append(_timed(lambda: _run(command)))
-            processor_s.append(server.cpu_s() + _commands_s() - before_s)
+            processor_s.append(server.cpu_s() + children_cpu_s() - before_s)
     return Figures(
         command_s=first_s,
         again_s=statistics.median(more_s),
@@ -212,12 +211,6 @@ def _timed(call: Callable[[], object], clock_s: Callable[[], float] = time.perf_
     started_s = clock_s()
     call()
     return clock_s() - started_s
-
-
-def _commands_s() -> float:
-    """Return the processor time of all commands that have ended, s."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
 
 
 def _run(command: list[str]) -> None:
