@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from itertools import pairwise
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -360,8 +360,3 @@ def late_plans(
                 )
             )
     return undominated(late)
-
-
-def frontier_document(curve: Frontier, *, solve_s: float) -> dict[str, Any]:
-    """Return what `flyball frontier --json` prints; `solve_s` is how long the planning took, s."""
-    return {**asdict(curve), "solve_s": solve_s}
