@@ -61,13 +61,13 @@ def spawn_governor(config: GovernorConfig) -> subprocess.Popen[bytes]:
         # Before the program starts, which takes long enough to be stopped meanwhile.
         show = partial(show_governor, config.record_fd, config.rank_byte)
     inherited = (config.shared_state_fd, config.wake_fd, config.rank_fd, config.record_fd)
-    reading_fd, writing_fd = os.pipe()
+    # It contains a daemon's token. A pipe would block the rank once its buffer is full.
+    config_fd = os.memfd_create("flyball-governor")
     try:
-        # It contains a daemon's token. It fits into the pipe's buffer, so this does not block.
-        os.write(writing_fd, pickle.dumps(config))
+        os.pwrite(config_fd, pickle.dumps(config), 0)
         return subprocess.Popen(  # noqa: S603 - our own module
             python_command("-m", "flyball_client.governor.governor_process"),
-            stdin=reading_fd,
+            stdin=config_fd,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             pass_fds=[fd for fd in inherited if fd is not None],
@@ -76,5 +76,4 @@ def spawn_governor(config: GovernorConfig) -> subprocess.Popen[bytes]:
             env=python_environment(os.environ, _IMPORT_ROOT),
         )
     finally:
-        os.close(writing_fd)
-        os.close(reading_fd)
+        os.close(config_fd)

@@ -61,7 +61,8 @@ def test_a_governor_has_its_own_session_and_only_what_it_needs(
 ) -> None:
     secret = os.open(tmp_path / "secret", os.O_CREAT | os.O_RDWR)
     os.set_inheritable(secret, True)
-    address = GpuAddress(control="nvml", uuid=loaded_nvml.uuid(0), token=TOKEN)
+    # Larger than the buffer of a pipe, which a writer would wait for.
+    address = GpuAddress(control="nvml", uuid=loaded_nvml.uuid(0), token=5000 * TOKEN)
     config = new_config(address)
     process = spawn_governor(config)
     wait_until(lambda: shared_state.words[word.STATE] == word.READY, "it is ready")
