@@ -9,8 +9,6 @@ from typing import Protocol
 from flyball_client.gpu._base import ClockCall
 from flyball_profiles.printable_text import printable
 
-# Characters of a text that the planner stores.
-_MAX_CHARACTERS = 256
 # `no_clocks` of a governor that was closed.
 CLOSED = "its session is closed"
 
@@ -214,5 +212,5 @@ def log_given_up(logger: logging.Logger, rank_name: str, error: Exception) -> st
 
 
 def shown(text: str) -> str:
-    """Return a text in one printable line that the planner stores."""
-    return printable(" ".join(text.split())[:_MAX_CHARACTERS])
+    """Return a text in one printable line."""
+    return printable(" ".join(text.split()))

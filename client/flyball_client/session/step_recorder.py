@@ -22,6 +22,7 @@ from flyball_wire.measurements import (
     StepMeasurement,
     StepPlanReport,
 )
+from flyball_wire.options import MAX_TEXT_CHARACTERS
 
 _ENERGY_TIMEOUT_S = 1.0
 # Counts of a step that its figures have, and their totals.
@@ -153,7 +154,7 @@ class StepMeter:
             num_thermally_capped=report.num_thermally_capped - began.num_thermally_capped,
             sm_clock_mhz=report.mean_sm_clock_mhz(began),
             plan_id=plan_id,
-            no_clocks=no_clocks,
+            no_clocks=None if no_clocks is None else no_clocks[:MAX_TEXT_CHARACTERS],
         )
 
     def request_energy(self, then: EnergyCallback) -> None:

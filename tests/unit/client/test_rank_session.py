@@ -330,6 +330,18 @@ def test_a_clock_that_cannot_be_set_ends_governing_and_not_training(
     assert line.endswith("run as root")
 
 
+def test_a_long_reason_is_whole_in_a_message_and_cut_for_the_planner(
+    gpu: RecordingGpu, make_session: SessionMaker
+) -> None:
+    governor = InProcessGovernor(gpu, "rank 3")
+    why = f"{300 * 'x'}; set FLYBALL_STATE_DIR"
+    governor.give_up(RuntimeError(why))
+    assert governor.no_clocks == why
+    with make_session(gpu, governor=governor) as session:
+        run_step(session)
+    assert [step.no_clocks for step in session.history] == [why[:256]]
+
+
 def test_an_observer_that_fails_is_dismissed_and_the_clocks_go_on(
     gpu: RecordingGpu,
     planner: MemoryPlanner,
