@@ -140,7 +140,7 @@ def open_rank_gpu(
     """Open a rank's GPU; a driver that fails for a moment is waited for.
 
     With `FLYBALL_GPU=emulated:PROFILE.csv` it is emulated. Arguments are those of
-    `RankSettings.open_gpu`.
+    `RankSettings.open_gpu`; `local_rank` None: not known.
 
     Raises:
         ValueError: A variable cannot be used; the text names it.

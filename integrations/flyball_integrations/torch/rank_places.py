@@ -66,6 +66,8 @@ def find_place_without_pipeline(
 ) -> ParallelPlace:
     """Return the place of a rank that is in no pipeline; without a mesh it is all data parallelism.
 
+    `mesh` None: that of the parameters, if they have one of all ranks.
+
     Raises:
         ValueError: the mesh is not of all ranks.
     """

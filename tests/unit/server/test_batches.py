@@ -26,6 +26,7 @@ from flyball_server.jobs.errors import (
     UnknownPlanError,
     UnknownRankError,
 )
+from flyball_server.jobs.loop_state import JobLoopState
 from flyball_server.jobs.measurements import measurements
 from flyball_server.jobs.measurements.measurements import (
     FEWEST_KEPT_STEPS,
@@ -35,6 +36,7 @@ from flyball_server.jobs.measurements.measurements import (
     list_steps,
     store_together,
 )
+from flyball_server.jobs.planning_inputs import PlanningInputs, WorkModel
 from flyball_server.jobs.registry.inspection import get_job
 from flyball_server.jobs.registry.registration import register_together
 from flyball_server.jobs.step_records import StepDetail
@@ -131,6 +133,11 @@ def test_ranks_of_a_stage_share_a_part_that_is_rendered_once_and_again_when_it_c
     acknowledge_together(services.jobs, "job", [held(rank) for rank in range(4)])
     ask(services, plans, 0)
     assert [(part.stage, part.first_step) for part in rendered] == [(0, None), (1, None), (0, 10)]
+    planned_inputs = PlanningInputs(work=WorkModel())
+    with services.jobs.store.writing("job") as writer:
+        writer.save_loop_state(JobLoopState(job_id="job", planned_inputs=planned_inputs))
+    ask(services, plans, 0)
+    assert [part.pipeline is None for part in rendered] == [True, True, True, False]
 
 
 def test_a_part_that_cannot_be_made_costs_the_others_nothing(services: Services) -> None:
