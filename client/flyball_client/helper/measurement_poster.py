@@ -39,7 +39,8 @@ _JITTER = 0.1
 class MeasurementPoster(PlannerThread):
     """Thread that posts a rank's measured steps; a batch that fails is taken and posted again.
 
-    Posting a step again replaces it.
+    Posting a step again replaces it. The time between two posts is the planner's choice where
+    `period_s` is None.
     """
 
     def __init__(

@@ -150,6 +150,8 @@ class StepPlanner(PlannerThread):
 class StepPipeline:
     """A version's pipeline, for the steps of one of its ranks.
 
+    Clocks of its GPU, `supported_mhz`, are empty where they are not known.
+
     Raises:
         CodecError: There is no pipeline, or not that of the rank's instructions.
         PipelineError: Its steps get no plans of their own.

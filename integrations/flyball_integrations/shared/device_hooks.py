@@ -254,7 +254,7 @@ class DeviceHooks:
     def transfer_timer(
         self, session: RankSession, on_transfer: OnTransfer | None = None
     ) -> TransferTimer:
-        """Return the timer of this rank's receives and sends."""
+        """Return the timer of this rank's receives and sends; `on_transfer` None: the session's."""
         on_transfer = on_transfer or session.on_transfer
         if self._timeline is not None:
             return _StreamTransferTimer(on_transfer, self._timeline)
