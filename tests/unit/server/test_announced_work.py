@@ -5,14 +5,14 @@ from __future__ import annotations
 import itertools
 import random
 from dataclasses import replace
+from functools import cache
 from statistics import fmean, pstdev
 from typing import Any
 
 import pytest
 from tests.planner.one_rank import store_measurements
 from tests.planner.sample_plans import frequency_plan
-from tests.planner.samples import MOMENT, job_spec
-from tests.planner.stores import opened_store
+from tests.planner.samples import job_spec
 from tests.planner.use_cases import put_profile, register_job
 from tests.planner.working_ranks import Lengths, WorkingRanks, WorkingStep
 
@@ -61,6 +61,7 @@ TRUE = {
 }
 
 
+@cache
 def profile(num_stages: int = NUM_STAGES, *, forward_s: float = 0.05) -> StageProfile:
     """Forward 0.05 s and backward 0.1 s at 1400 MHz; slow clocks save."""
     rows = (
@@ -75,11 +76,6 @@ def profile(num_stages: int = NUM_STAGES, *, forward_s: float = 0.05) -> StagePr
 def lengths_of(chance: random.Random, num_microbatches: int = NUM_MICROBATCHES) -> Lengths:
     """Two sequences a microbatch, of some 4000 tokens together."""
     return [[chance.lognormvariate(7.5, 0.4) for _ in range(2)] for _ in range(num_microbatches)]
-
-
-@pytest.fixture
-def services() -> JobServices:
-    return JobServices(store=opened_store(), notify_pollers=lambda _: None, now=lambda: MOMENT)
 
 
 def job(services: JobServices, changes: dict[str, Any] | None = None, **ranks: Any) -> WorkingRanks:  # noqa: ANN401

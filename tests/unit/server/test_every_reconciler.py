@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tests.planner.one_rank import acknowledge, register_rank, store_posts
-from tests.planner.samples import job_spec, rank_record, step_record
-from tests.planner.stores import opened_store
+from tests.planner.samples import job_services, job_spec, rank_record, step_record
 from tests.planner.use_cases import put_profile, register_job
 from tests.unit.planning.tiny_pipelines import EXPLICIT_SCHEDULE, any_contexts, any_shapes
 
@@ -20,7 +17,6 @@ from flyball_server.jobs.registry.inspection import get_job, get_plan
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.step_records import StepDetail
 from flyball_server.jobs.versions.rank_plans import rank_instructions
-from flyball_server.planning.planner import make_plan_only
 from flyball_wire.messages import Adaptation, Profiling
 
 pytestmark = pytest.mark.slow
@@ -78,12 +74,7 @@ def test_no_reconciler_fails(data: st.DataObject) -> None:
     shape = data.draw(SHAPES)
     schedule, num_stages, _, num_microbatches = shape
     context = data.draw(any_contexts(shape, most_points=2))
-    services = JobServices(
-        store=opened_store(),
-        notify_pollers=lambda _: None,
-        now=lambda: datetime(2026, 11, 21, 12, 0, tzinfo=UTC),
-        planner=make_plan_only,
-    )
+    services = job_services()
     is_online = data.draw(st.booleans())
     adaptation = data.draw(st.sampled_from(Adaptation))
     is_raised = adaptation == Adaptation.RECONFIGURE  # for policy envelope and its one target only
