@@ -4,6 +4,7 @@ import json
 import math
 from dataclasses import dataclass, fields, is_dataclass
 from enum import StrEnum
+from functools import cache
 from typing import Any, get_args, get_origin, get_type_hints
 
 import pytest
@@ -91,6 +92,7 @@ def gpu_conditions() -> st.SearchStrategy[GpuConditions]:
     )
 
 
+@cache
 def objects_of(wire_type: Any) -> st.SearchStrategy[Any]:  # noqa: ANN401 - any wire type
     """Instances of a wire type, all fields drawn."""
     hints = get_type_hints(wire_type)
