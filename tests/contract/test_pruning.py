@@ -43,6 +43,11 @@ RETENTION_S = 3600.0
 COMPARISON = (False, True, True, False)
 
 
+def exact(number: float) -> float:
+    """A number near it whose sums have no rounding: a database adds in an order of its own."""
+    return round(1024 * number) / 1024
+
+
 class Planner:
     """Use cases of one planner on a store, with a clock moved by hand."""
 
@@ -84,8 +89,8 @@ class Planner:
                 rank,
                 job_id=job_id,
                 plan_version=2 if step >= 40 else 1 if step >= 20 else None,
-                time_s=1.9 + chance.gauss(0, 0.02),
-                energy_j=100.0 + chance.gauss(0, 3.0),
+                time_s=exact(1.9 + chance.gauss(0, 0.02)),
+                energy_j=exact(100.0 + chance.gauss(0, 3.0)),
                 sm_clock_mhz=1400.0 + rank,
                 num_overruns=step % 3,
             )

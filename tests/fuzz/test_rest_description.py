@@ -11,6 +11,7 @@ from schemathesis import engine
 from schemathesis.engine import events
 from schemathesis.schemas import BaseSchema
 from tests.planner.live import LivePlanner, live_planner
+from tests.planner.patience import PATIENCE_S
 
 from flyball_server.jobs.auth.access import create_token
 from flyball_wire.messages import TOKEN_HEADER
@@ -40,6 +41,7 @@ def described(planner: LivePlanner) -> BaseSchema:
     schema = schemathesis.openapi.from_url(f"{planner.http.base_url}/openapi.json")
     config = schema.config
     config.seed = 1
+    config.request_timeout = PATIENCE_S
     config.headers = {TOKEN_HEADER: TOKEN}
     config.continue_on_failure = True
     config.generation.deterministic = True
