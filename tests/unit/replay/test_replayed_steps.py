@@ -164,6 +164,7 @@ def test_steps_with_late_changes_keep_the_time_of_the_highest_clocks() -> None:
     assert settled.one_clock == pytest.approx(at_once.one_clock)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_shared", [False, True])
 def test_a_reserve_is_chosen_on_other_steps_and_keeps_the_time(is_shared: bool) -> None:
     steps = steps_of(pipelines_text(30))

@@ -52,6 +52,8 @@ from flyball_wire.messages import JobState
 from flyball_wire.plan_options import Policy
 from flyball_wire.savings import MeasuredSavings
 
+pytestmark = pytest.mark.slow
+
 NUM_STAGES, NUM_MICROBATCHES, NUM_PIPELINES = 2, 6, 3
 TRUE = {
     (0, "forward"): WorkCoefficients(0.10, 2.0e-4, 1.0e-8),

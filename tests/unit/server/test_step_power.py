@@ -29,6 +29,8 @@ from flyball_server.jobs.registry.inspection import get_plan
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.versions.rank_plans import part_of
 
+pytestmark = pytest.mark.slow
+
 Draw = Callable[[random.Random], Lengths]
 
 WORK = WorkModel(
