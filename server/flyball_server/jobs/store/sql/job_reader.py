@@ -94,7 +94,7 @@ _NEWEST_VERSION_OF_KEY = (
 
 
 @cache
-def _value_of_key(column: Column[str]) -> Select[tuple[str]]:
+def _value_of_key(column: Column[str]) -> Select[str]:
     """Return the query of a column of the job's only row in the column's table."""
     return select(column).where(column.table.c.job_id == bindparam("key"))
 
