@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import re
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from statistics import fmean, variance
@@ -148,6 +149,11 @@ def planner(store: JobStore) -> Planner:
     return made
 
 
+def _rounded(read: tuple[object, ...]) -> str:
+    """Return it as text: a store may add the numbers of two jobs in different orders."""
+    return re.sub(r"\d+\.\d{9,}", lambda found: f"{float(found[0]):.9g}", repr(read))
+
+
 def test_a_job_pruned_piece_by_piece_reads_as_one_never_pruned(
     planner: Planner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,7 +169,7 @@ def test_a_job_pruned_piece_by_piece_reads_as_one_never_pruned(
         num_rows = planner.num_rows("job")
         num_transactions = planner.prune("job")
         assert num_rows - planner.num_rows("job") <= num_transactions * 3 * NUM_RANKS
-        assert planner.everything("job") == other.everything("twin")
+        assert _rounded(planner.everything("job")) == _rounded(other.everything("twin"))
     assert other.prune("twin") == 0
     assert 0 < planner.num_rows("job") < other.num_rows("twin") / 2
 

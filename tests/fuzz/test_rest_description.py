@@ -11,6 +11,7 @@ from schemathesis import engine
 from schemathesis.engine import events
 from schemathesis.schemas import BaseSchema
 from tests.planner.live import LivePlanner, live_planner
+from tests.planner.patience import PATIENCE_S
 
 from flyball_server.jobs.auth.access import create_token
 from flyball_wire.messages import TOKEN_HEADER
@@ -42,6 +43,7 @@ def described(planner: LivePlanner) -> BaseSchema:
     config.seed = 1
     config.headers = {TOKEN_HEADER: TOKEN}
     config.continue_on_failure = True
+    config.request_timeout = PATIENCE_S
     config.generation.deterministic = True
     config.generation.with_security_parameters = False
     config.phases.stateful.enabled = False

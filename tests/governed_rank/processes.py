@@ -13,7 +13,7 @@ from pathlib import Path
 # Between two looks at all processes; they cost some milliseconds each.
 SCAN_PAUSE_S = 0.05
 # On a busy machine; what is waited for takes far less.
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 class StillWaitingError(AssertionError):
