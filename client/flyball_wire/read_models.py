@@ -13,6 +13,7 @@ from flyball_profiles.clock_transitions import ClockTransitions
 from flyball_wire.closed_loop import NO_RESERVE, ComparedPlan, MissedTarget, PlannedDelays, Reserve
 from flyball_wire.energy_factors import EnergyFactors
 from flyball_wire.messages import JobCondition, JobState
+from flyball_wire.predictions import PredictedFigures
 from flyball_wire.savings import Deviation, Estimate, Headline
 from flyball_wire.strictness import Sent
 
@@ -130,23 +131,7 @@ class NewToken(TokenView):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SavingSources:
-    """Energy of one iteration that a plan saves against the baseline, by source.
-
-    Attributes:
-        imbalance_j: stages that wait for the heaviest one run slower, J.
-        bubbles_j: stages that wait while the pipeline fills and drains run slower, J.
-        iteration_time_j: a longer iteration, in which all stages run slower and wait longer; of a
-            shorter one what less waiting saves, J.
-    """
-
-    imbalance_j: float
-    bubbles_j: float
-    iteration_time_j: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class PredictedIteration:
+class PredictedIteration(PredictedFigures):
     """Predicted iteration on the plan, and with all instructions at the highest clocks.
 
     Energies are of all GPUs of the job, also if its profile holds one of several data-parallel
@@ -154,26 +139,16 @@ class PredictedIteration:
 
     Attributes:
         saving_percent: energy saved in %; negative: the plan needs more.
-        gap_percent: optimality gap, the plan's energy above its lower bound in %; with a reserve
-            the bound is on plans that keep it and are no faster; null: unknown.
-        compared: plans for the same target without a clock change: `constant`, the best clock of
-            each stage, and `global`, the best clock of all; only beside a plan of `frontier` for at
-            most 64 stages, and only those that meet the target.
+        gap_percent: optimality gap, the plan's energy above its lower bound in %; null: unknown.
         reserve: reserve of the plan.
-        saving_sources: saving by source; null: unknown.
-        stragglers_s: part of `baseline_iteration_time_s` that stragglers add, s.
     """
 
     iteration_time_s: float
-    energy_j: float
     baseline_iteration_time_s: float
     baseline_energy_j: float
     saving_percent: float
     gap_percent: float | None
-    compared: tuple[ComparedPlan, ...] = ()
     reserve: Reserve = NO_RESERVE
-    saving_sources: SavingSources | None = None
-    stragglers_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

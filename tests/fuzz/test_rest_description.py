@@ -41,9 +41,9 @@ def described(planner: LivePlanner) -> BaseSchema:
     schema = schemathesis.openapi.from_url(f"{planner.http.base_url}/openapi.json")
     config = schema.config
     config.seed = 1
+    config.request_timeout = PATIENCE_S
     config.headers = {TOKEN_HEADER: TOKEN}
     config.continue_on_failure = True
-    config.request_timeout = PATIENCE_S
     config.generation.deterministic = True
     config.generation.with_security_parameters = False
     config.phases.stateful.enabled = False

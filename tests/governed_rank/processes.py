@@ -10,10 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.planner.patience import PATIENCE_S
+
 # Between two looks at all processes; they cost some milliseconds each.
 SCAN_PAUSE_S = 0.05
-# On a busy machine; what is waited for takes far less.
-PATIENCE_S = 60.0
 
 
 class StillWaitingError(AssertionError):

@@ -10,7 +10,8 @@ from types import TracebackType
 from typing import Self
 
 from tests.false_nvml.library import FalseNvml
-from tests.governed_rank.processes import PATIENCE_S, wait_until
+from tests.governed_rank.processes import wait_until
+from tests.planner.patience import PATIENCE_S
 
 _PROGRAM = """
 import json, sys

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 from tests.false_nvml.library import FalseNvml
-from tests.governed_rank.processes import PATIENCE_S
 from tests.hostile_folder import HostileFolder
+from tests.planner.patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
 # Starts in a folder of its own, so that only the processes that it starts can be led astray.

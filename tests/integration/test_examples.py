@@ -91,8 +91,8 @@ def test_a_planner_that_is_away_costs_a_line_a_rank_and_one_for_the_job(
         assert rank[name]["plain"]["warnings"] == []
         warnings = rank[name]["flyball"]["warnings"]
         if name == WITH_PLANNER:
-            # A busy machine's planner may not take the last measurements within 2 s.
-            assert all("did not accept them in time" in line for line in warnings), warnings
+            # A busy machine may post its last measurements too late, and says so.
+            assert [line for line in warnings if "did not accept them in time" not in line] == []
             continue
         # Rank 0 has the job to register, besides itself.
         assert 1 <= len(warnings) <= 2 - number, warnings

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 from tests.false_nvml.library import FalseNvml
-from tests.governed_rank.processes import PATIENCE_S, wait_until
+from tests.governed_rank.processes import wait_until
+from tests.planner.patience import PATIENCE_S
 
 from flyball_client.governor import shared_state as word
 from flyball_client.governor.lock_record import find_records

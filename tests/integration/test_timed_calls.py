@@ -10,7 +10,8 @@ from statistics import median
 
 import pytest
 from tests.false_nvml.library import FalseNvml
-from tests.governed_rank.processes import PATIENCE_S, send, wait_until
+from tests.governed_rank.processes import send, wait_until
+from tests.planner.patience import PATIENCE_S
 
 from flyball_client.governor import shared_state as word
 from flyball_client.governor.process_governor import ProcessGovernor

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from tests.planner.ports import free_port
 
-_TIMEOUT_S = 10.0
+_TIMEOUT_S = 60.0
 _PORT_IN_NAMESPACE = 29517
 # Becomes the command, so that what watches the process watches the command.
 _EXEC = "import os, sys; os.execvp(sys.argv[1], sys.argv[1:])"

@@ -23,9 +23,10 @@ from typing import Any
 import httpx
 from tests.false_nvml.library import HIGHEST_MHZ, FalseNvml
 from tests.governed_rank.driver_faults import CODES
-from tests.governed_rank.processes import PATIENCE_S, wait_until
+from tests.governed_rank.processes import wait_until
 from tests.governed_rank.random_kills import NUM_RANKS_AT_ONCE, Strike
 from tests.planner.live import SERVE, serve_process
+from tests.planner.patience import PATIENCE_S
 
 from flyball_wire import routes
 from flyball_wire.codec import encode

@@ -11,8 +11,8 @@ from flyball_pipeline.errors import PipelineError
 from flyball_pipeline.instruction import Instruction, InstructionKind
 from flyball_pipeline.schedule import Schedule, VirtualStages, one_chunk_each
 from flyball_profiles.clock_transitions import ClockTransitions
-from flyball_wire.closed_loop import NO_RESERVE, ComparedPlan, Reserve
-from flyball_wire.read_models import SavingSources
+from flyball_wire.closed_loop import NO_RESERVE, Reserve
+from flyball_wire.predictions import PredictedFigures
 
 MIN_SLOWDOWN, MAX_SLOWDOWN = 0.01, 100.0
 """Bounds of a slowdown factor; beyond them the GPU is another, or has stopped."""
@@ -125,35 +125,18 @@ class StagePrediction:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prediction:
-    """Predicted energy of a plan's iteration, and its baseline.
-
-    The baseline is the same schedule with every instruction at its highest profiled frequency.
+class Prediction(PredictedFigures):
+    """Predicted iteration of all that a plan holds, and its baseline.
 
     Attributes:
-        energy_j: energy of one iteration of all that is planned, J.
         baseline_iteration_time_s: iteration time of the baseline, s.
         baseline_energy_j: energy of the baseline, J.
-        lower_bound_j: no plan within the target needs less, J; of a power budget, no plan at this
-            iteration time. None: unknown.
-        compared: plans without a clock change, as in `PredictedIteration`.
-        saving_sources: saving by source; None: unknown.
-        late_changes_j: energy that late clock changes cost, J: beyond that of the plan found for
-            the target as if they came at once, or, where no such plan was sought, beyond that of
-            the same clocks in the same iteration time.
-        stragglers_s: part of the baseline's iteration time that stragglers add, s.
         stages: predictions by stage, of several pipelines the one's after the other's; empty:
             unknown.
     """
 
-    energy_j: float
     baseline_iteration_time_s: float
     baseline_energy_j: float
-    lower_bound_j: float | None = None
-    compared: tuple[ComparedPlan, ...] = ()
-    saving_sources: SavingSources | None = None
-    late_changes_j: float = 0.0
-    stragglers_s: float = 0.0
     stages: tuple[StagePrediction, ...] = ()
 
     @property

@@ -16,6 +16,7 @@ from tests.false_zeusd.server import FalseZeusd
 from tests.governed_rank.pretended_rank import leave_record, pretended_rank
 from tests.integration.command_in_process import flyball, refusal
 from tests.planner.live import live_planner
+from tests.planner.patience import PATIENCE_S
 from tests.planner.ports import free_port
 
 from flyball_client.cli.doctor import command
@@ -34,7 +35,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("state_dir")]
 pynvml: Any = _pynvml
 
 KEY = "hush-hush"
-PATIENCE_S = 60.0
 READ_ONLY = "a read-only one"
 IN_NAMESPACE = "flyball_client.cli.doctor.machine_checks.is_in_own_pid_namespace"
 GPU_IS_LOST = 15

@@ -9,14 +9,13 @@ from pathlib import Path
 import pytest
 from tests.false_nvml.library import FalseNvml
 from tests.governed_rank.processes import wait_until
+from tests.planner.patience import PATIENCE_S
 
 from flyball_client.governor import shared_state as word
 from flyball_client.governor.config import GovernorConfig, spawn_governor
 from flyball_client.governor.process_watch import ProcessIdentity
 from flyball_client.governor.shared_state import SharedState
 from flyball_client.gpu._base import GpuAddress, SmClockRange
-
-PATIENCE_S = 20
 
 
 @pytest.fixture

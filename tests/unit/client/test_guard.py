@@ -18,6 +18,7 @@ from tests.governed_rank.pretended_rank import RANK_NAME, leave_record, pretende
 from tests.governed_rank.processes import wait_until
 from tests.governed_rank.running_guard import RunningGuard
 from tests.integration.command_in_process import Done, flyball, refusal
+from tests.planner.patience import PATIENCE_S
 
 from flyball_client.governor import guard, lock_record
 from flyball_client.governor.guard import GRACE_S, LONGEST_RETRY_S, Guard, find_guard
@@ -26,7 +27,6 @@ from flyball_client.governor.lock_record import find_records
 pytestmark = pytest.mark.slow
 
 USER, OTHER_USER = 1000, 1001
-PATIENCE_S = 20
 NO_PERMISSION = 4
 RESET = "nvmlDeviceResetGpuLockedClocks"
 READER = """

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from tests.governed_rank.pretended_rank import pretended_rank
+from tests.planner.patience import PATIENCE_S
 
 from flyball_client.governor import lock_record, state_folder
 from flyball_client.governor.lock_record import (
@@ -33,7 +34,6 @@ UUID = "GPU-1"
 HOLDER = ClockHolder(uuid=UUID, control="zeusd", rank_name="job gpt rank 3", rank_byte=1 << 42)
 UNKNOWN = ClockHolder(uuid=UUID, control="unknown means", rank_name="an unknown rank", rank_byte=0)
 NOBODY = 65534
-PATIENCE_S = 20
 
 
 @pytest.fixture(autouse=True)

@@ -9,13 +9,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from tests.planner.patience import PATIENCE_S
 
 from flyball_client.governor.process_watch import ProcessIdentity, ProcessWatch, is_running
 
 pytestmark = pytest.mark.slow
 
 NO_SUCH_PID = 2**22 + 1  # above the kernel's highest pid_max
-PATIENCE_S = 20
 
 
 @contextmanager

@@ -14,12 +14,12 @@ from tests.false_nvml.library import FalseNvml
 from tests.false_zeusd.server import FalseZeusd
 from tests.governed_rank.pretended_rank import leave_record, pretended_rank
 from tests.integration.command_in_process import flyball, refusal
+from tests.planner.patience import PATIENCE_S
 
 from flyball_client.governor.lock_record import find_records
 
 pytestmark = pytest.mark.slow
 
-PATIENCE_S = 60.0
 KEY = "hush-hush"
 NO_PERMISSION = 4
 RESET = "nvmlDeviceResetGpuLockedClocks"

@@ -23,7 +23,7 @@ from flyball_integrations.data_parallel.rank_waits import RankWaits
 from flyball_integrations.shared.device_hooks import DeviceHooks, DeviceTimeline
 
 CUDA = torch.device("cuda", 0)
-LONGEST_WAIT_S = 20.0
+LONGEST_WAIT_S = 60.0
 
 
 class Device:

@@ -8,11 +8,13 @@ import pytest
 from tests.planner.samples import CountingPlanner, Services, job_record, job_spec, plan_record
 from tests.planner.samples import profile as sample_profile
 
+from flyball_server.jobs.measurements.step_reading import predicted_iteration
 from flyball_server.jobs.services import JobServices
 from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_server.views.frontier import FrontierMemory, get_frontier, known_frontier
 from flyball_server.views.plan_timeline import get_timeline
 from flyball_wire.plan_options import Effort, PlanOptions
+from flyball_wire.predictions import SavingSources
 from flyball_wire.read_models import JobFrontier, PlanTimeline
 
 NUM_STAGES, NUM_POINTS = 2, 3
@@ -75,3 +77,32 @@ def test_a_timeline_is_of_all_gpus() -> None:
         [3 * number for number in energies_of_timeline(one)], rel=1e-4
     )
     assert three.plan.iteration_time_s == one.plan.iteration_time_s
+
+
+def test_every_energy_of_a_prediction_is_of_all_gpus() -> None:
+    options = PlanOptions(blocking_power_w=(70.0,), effort=Effort.LOW)
+    request = PlanRequest(profile=sample_profile(), num_microbatches=2, options=options)
+    plan = make_plan(request).plan
+    prediction = plan.prediction
+    assert prediction is not None
+    plan = replace(plan, prediction=replace(prediction, late_changes_j=0.5, stragglers_s=0.1))
+    one, three = (predicted_iteration(plan, sample_profile(), n * NUM_STAGES) for n in (1, 3))
+    assert one is not None
+    assert three is not None
+    sources = one.saving_sources
+    assert sources is not None
+    assert one.compared
+    assert one.lower_bound_j is not None
+    assert three == replace(
+        one,
+        energy_j=3 * one.energy_j,
+        baseline_energy_j=3 * one.baseline_energy_j,
+        lower_bound_j=3 * one.lower_bound_j,
+        late_changes_j=1.5,
+        compared=tuple(replace(each, energy_j=3 * each.energy_j) for each in one.compared),
+        saving_sources=SavingSources(
+            imbalance_j=3 * sources.imbalance_j,
+            bubbles_j=3 * sources.bubbles_j,
+            iteration_time_j=3 * sources.iteration_time_j,
+        ),
+    )

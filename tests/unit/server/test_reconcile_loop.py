@@ -39,7 +39,7 @@ from flyball_wire.plans.plan import Plan
 
 pytestmark = pytest.mark.slow
 
-WAIT_S = 10.0
+WAIT_S = 60.0
 
 
 class LastReconciler:

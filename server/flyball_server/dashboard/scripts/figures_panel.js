@@ -122,7 +122,7 @@ function heroFigures({ saved_j: saved, saved_of_j, factors, predicted }) {
     ...(mean === null ? [] : costs(mean, factors)).map(({ name, text }) =>
       hero(name, text, "measured, at the planner's factors"),
     ),
-    gapHero(predicted?.gap_percent ?? null),
+    gapHero(predicted),
     ...reserveHero(predicted),
   ];
 }
@@ -148,12 +148,13 @@ function reserveHero(predicted) {
   ];
 }
 
-/** @param {number | null} gap_percent */
-function gapHero(gap_percent) {
-  const why =
-    gap_percent === null
-      ? "only policy frontier proves how little energy any plan could need"
-      : `needs at most ${percent(gap_percent, { digits: 2 })} more energy than any plan as fast`;
+/** @param {PredictedIteration | null} predicted */
+function gapHero(predicted) {
+  if (predicted?.gap_percent == null || predicted.lower_bound_j === null)
+    return hero("Plan", gapWord(null), "only policy frontier proves how little energy is needed");
+  const { gap_percent, late_changes_j, lower_bound_j } = predicted;
+  const [gap, late] = [gap_percent, (100 * late_changes_j) / lower_bound_j].map((share) => percent(share, { digits: 2 }));
+  const why = `needs at most ${gap} more energy than any plan as fast, of it ${late} for late clocks`;
   return hero("Plan", gapWord(gap_percent), why);
 }
 

@@ -244,6 +244,8 @@ export interface PredictedIteration {
   energy_j: number;
   gap_percent: number | null;
   iteration_time_s: number;
+  late_changes_j: number;
+  lower_bound_j: number | null;
   reserve: Reserve;
   saving_percent: number;
   saving_sources: SavingSources | null;

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.jobs.job_state import OVER
@@ -15,7 +16,11 @@ from flyball_server.jobs.step_records import FoldPlace, StepRecord, StepTotals
 from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.jobs.store.sql.job_writer import JobWriter
 from flyball_wire.plans.plan import Plan
-from flyball_wire.read_models import PredictedIteration, SavingSources
+from flyball_wire.predictions import PredictedFigures
+from flyball_wire.read_models import PredictedIteration
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 # Time in s for which later steps are posted, after which a step is not waited for. A rank that
 # cannot reach its planner posts its steps later, and they are added then.
@@ -30,6 +35,7 @@ _FEWEST_A_PIECE = 8
 STEPS_WITH_WORK = 16
 _WIDER = 4
 _BASELINE = "baseline"
+FiguresT = TypeVar("FiguresT", bound="DataclassInstance")
 
 
 def step_kinds(record: PlanRecord, highest_mhz: Sequence[int] = ()) -> StepKinds:
@@ -202,24 +208,31 @@ def predicted_iteration(
     prediction = plan.prediction
     if prediction is None:
         return None
-    scale, sources = gpus_over_profile(profile, num_ranks), prediction.saving_sources
+    figures = _with_energies_times(gpus_over_profile(profile, num_ranks), prediction)
+    shared = {item.name: getattr(figures, item.name) for item in fields(PredictedFigures)}
     return PredictedIteration(
+        **shared,
         iteration_time_s=plan.iteration_time_s,
-        energy_j=scale * prediction.energy_j,
         baseline_iteration_time_s=prediction.baseline_iteration_time_s,
-        baseline_energy_j=scale * prediction.baseline_energy_j,
+        baseline_energy_j=figures.baseline_energy_j,
         saving_percent=prediction.saving_percent,
         gap_percent=prediction.gap_percent,
-        compared=tuple(
-            replace(compared, energy_j=scale * compared.energy_j)
-            for compared in prediction.compared
-        ),
         reserve=plan.reserve,
-        saving_sources=None
-        if sources is None
-        else SavingSources(**{name: scale * energy_j for name, energy_j in vars(sources).items()}),
-        stragglers_s=prediction.stragglers_s,
     )
+
+
+def _with_energies_times(factor: float, figures: FiguresT) -> FiguresT:
+    """Return a dataclass and those that it holds with all energies, whose names end in `_j`."""
+    changed: dict[str, Any] = {}
+    for name, value in vars(figures).items():
+        if isinstance(value, tuple):
+            parts = cast("tuple[Any, ...]", value)
+            changed[name] = tuple(_with_energies_times(factor, part) for part in parts)
+        elif hasattr(value, "__dataclass_fields__"):
+            changed[name] = _with_energies_times(factor, value)
+        elif name.endswith("_j") and value is not None:
+            changed[name] = factor * value
+    return replace(figures, **changed)
 
 
 def _highest_mhz(reader: JobReader, probe: PlanRecord) -> tuple[int, ...]:

@@ -18,7 +18,7 @@ from flyball_pipeline.instruction import InstructionKind
 from flyball_profiles.clock_transitions import ClockTransitions, TransitionsError
 from flyball_server.kit.checked_documents import adapter_of, first_fault
 from flyball_server.planning.errors import PlanningError
-from flyball_wire.closed_loop import NO_RESERVE, ComparedPlan, Reserve
+from flyball_wire.closed_loop import NO_RESERVE, Reserve
 from flyball_wire.codec import encode
 from flyball_wire.plan_options import DEFAULT_TARGET
 from flyball_wire.plans.plan import (
@@ -34,7 +34,7 @@ from flyball_wire.plans.plan import (
     StagePrediction,
     check_cycle,
 )
-from flyball_wire.read_models import SavingSources
+from flyball_wire.predictions import PredictedFigures
 
 T = TypeVar("T")
 
@@ -127,7 +127,7 @@ class _Header(_Strict):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Figures(_Strict):
+class _Figures(_Strict, PredictedFigures):
     """Prediction of a plan that is no probe."""
 
     energy_j: Positive
@@ -136,11 +136,7 @@ class _Figures(_Strict):
     slowdown_percent: object = None
     lower_bound_j: Positive | None = None
     gap_percent: object = None
-    saving_sources: SavingSources | None = None
-    late_changes_j: float = 0.0
-    stragglers_s: float = 0.0
     stage_predictions: tuple[StagePrediction, ...] = ()
-    compared: tuple[ComparedPlan, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

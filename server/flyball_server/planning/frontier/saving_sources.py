@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from flyball_server.planning.frontier.curves import CostCurve, model_curves
 from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_server.planning.model.simulator import Simulation
-from flyball_wire.read_models import SavingSources
+from flyball_wire.predictions import SavingSources
 
 # A longer iteration by no more than this share is rounding.
 _SAME_TIME = 1e-9
