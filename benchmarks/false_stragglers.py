@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from benchmark_report import Report, at_most, run_benchmark, show_progress, table_of
-from flyball_server.jobs.findings.detector import SlowdownRules, Slowdowns, find_slowdowns
+from flyball_server.jobs.findings.detector import RULES, Slowdowns, find_slowdowns
 from flyball_server.jobs.findings.step_ratios import KindTimes, RankStep
 from flyball_server.jobs.records import RankRecord
 
@@ -92,7 +92,7 @@ class _Watched:
 
     def __init__(self, num_ranks: int) -> None:
         self._ranks = [_rank(number) for number in range(num_ranks)]
-        self._steps = [deque[RankStep](maxlen=SlowdownRules().num_drift_steps) for _ in self._ranks]
+        self._steps = [deque[RankStep](maxlen=RULES.num_drift_steps) for _ in self._ranks]
         self._found = Slowdowns()
         self._step = 0
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import logging
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 from sqlalchemy import Connection, Engine, Table, func, select
-from tests.planner.patience import wait_until
 from tests.planner.samples import job_record, plan_record, profile, rank_record, step_record
 
-from flyball_server.jobs.errors import StoreBusyError, UnknownJobError
+from flyball_server.jobs.errors import UnknownJobError
 from flyball_server.jobs.loop_state import JobLoopState
 from flyball_server.jobs.step_records import StepDetail
 from flyball_server.jobs.store.contract import JobStore
@@ -28,13 +25,6 @@ def store(database_url: str) -> Iterator[JobStore]:
     opened.open()
     yield opened
     opened.close()
-
-
-@pytest.fixture
-def no_forgetting(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Until it is called nothing is removed: as if the planner ended before."""
-    monkeypatch.setattr(sql_forgetting.Forgetting, "wake", lambda _: None)
-    return monkeypatch.undo
 
 
 def fill(store: JobStore, job_id: str, num_steps: int = NUM_STEPS) -> None:
@@ -54,10 +44,9 @@ def delete(store: JobStore, job_id: str) -> None:
         writer.delete_job(job_id)
 
 
-def remove_all(engine: Engine) -> None:
-    with engine.begin() as connection:
-        while sql_forgetting.remove_some(connection):
-            pass
+def remove_all(store: JobStore) -> None:
+    while store.forget_some():
+        pass
 
 
 def num_rows(engine: Engine) -> list[int]:
@@ -82,7 +71,8 @@ def test_all_rows_of_a_deleted_job_go_and_those_of_others_stay(
         raise InterruptionError
     assert num_rows(engine) == of_both
     delete(store, "job")
-    wait_until(lambda: num_rows(engine) == of_other)
+    remove_all(store)
+    assert num_rows(engine) == of_other
     with store.reading() as reader:
         assert len(reader.list_steps("other", 0, 9)) == 3
 
@@ -94,14 +84,15 @@ def test_the_name_is_free_at_once_and_what_goes_by_it_then_stays(
         fill(store, "job", num_steps)
         delete(store, "job")
     fill(store, "job", 2)
-    wait_until(lambda: num_rows(engine)[-1] == 1)
+    remove_all(store)
+    assert num_rows(engine)[-1] == 1
     with store.reading() as reader:
         assert [step.step for step in reader.list_steps("job", 0, NUM_STEPS)] == [0, 1]
         assert len(reader.list_plans("job")) == 3
 
 
 def test_what_a_planner_has_left_of_a_deleted_job_the_next_one_removes(
-    database_url: str, engine: Engine, no_forgetting: Callable[[], None]
+    database_url: str, engine: Engine
 ) -> None:
     first = make_job_store(database_url)
     first.open()
@@ -110,18 +101,17 @@ def test_what_a_planner_has_left_of_a_deleted_job_the_next_one_removes(
     delete(first, "job")
     first.close()
     assert num_rows(engine) == before
-    no_forgetting()
     second = make_job_store(database_url)
     second.open()
     try:
         with second.reading() as reader:
             assert reader.list_jobs() == ()
-        wait_until(lambda: not any(num_rows(engine)))
+        remove_all(second)
+        assert not any(num_rows(engine))
     finally:
         second.close()
 
 
-@pytest.mark.usefixtures("no_forgetting")
 def test_a_slice_removes_a_few_rows_and_says_whether_more_are_left(
     store: JobStore, engine: Engine
 ) -> None:
@@ -142,55 +132,6 @@ def test_a_slice_removes_a_few_rows_and_says_whether_more_are_left(
     assert not any(num_rows(engine))
 
 
-def test_what_fails_is_tried_again_and_told_once(
-    store: JobStore,
-    engine: Engine,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    error = StoreBusyError(location="here")
-    remove_some = sql_forgetting.remove_some
-    num_tries: list[int] = []
-
-    def failing_at_first(connection: Connection) -> bool:
-        num_tries.append(1)
-        if len(num_tries) <= 3:
-            raise error
-        return remove_some(connection)
-
-    monkeypatch.setattr(sql_forgetting, "remove_some", failing_at_first)
-    monkeypatch.setattr(sql_forgetting, "RETRY_S", 0.01)
-    caplog.set_level(logging.INFO, sql_forgetting.__name__)
-    fill(store, "job", 3)
-    delete(store, "job")
-    wait_until(lambda: not any(num_rows(engine)))
-    store.close()
-    assert len(num_tries) > 3
-    assert caplog.messages == [
-        f"rows of deleted jobs are left for later: {error}",
-        "rows of deleted jobs are removed again",
-    ]
-
-
-def test_without_a_thread_a_job_is_deleted_and_its_rows_go_with_the_next(
-    store: JobStore, engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    fill(store, "job", 3)
-    fill(store, "next", 3)
-    with monkeypatch.context() as without_threads:
-        without_threads.setattr(threading.Thread, "start", refuse)
-        delete(store, "job")
-    with store.reading() as reader:
-        assert [job.job_id for job in reader.list_jobs()] == ["next"]
-    assert num_rows(engine)[-1] == 2
-    delete(store, "next")
-    wait_until(lambda: not any(num_rows(engine)))
-
-
-@pytest.mark.usefixtures("no_forgetting")
 def test_another_job_takes_the_name_just_after_and_its_rows_stay(
     store: JobStore, engine: Engine
 ) -> None:
@@ -202,7 +143,7 @@ def test_another_job_takes_the_name_just_after_and_its_rows_stay(
         writer.rename_job("job", "gone")
         assert [step.step for step in writer.list_steps("gone", 0, 9)] == [0, 1, 2]
         writer.save_job(job_record("gone", run="another"))
-    remove_all(engine)
+    remove_all(store)
     assert num_rows(engine) == of_job
     with store.reading() as reader:
         assert reader.list_jobs() == (job_record("gone", run="another"),)
@@ -214,7 +155,6 @@ def test_another_job_takes_the_name_just_after_and_its_rows_stay(
 
 @pytest.mark.parametrize("database_url", ["postgres"], indirect=True)
 @pytest.mark.parametrize("is_name_taken", [False, True])
-@pytest.mark.usefixtures("no_forgetting")
 def test_a_job_that_was_deleted_meanwhile_does_not_come_back(
     store: JobStore, engine: Engine, *, is_name_taken: bool
 ) -> None:
@@ -232,7 +172,7 @@ def test_a_job_that_was_deleted_meanwhile_does_not_come_back(
     with store.reading() as reader:
         left = (job_record("job@1", run="another"),) if is_name_taken else ()
         assert reader.list_jobs() == left
-    remove_all(engine)
+    remove_all(store)
     assert sum(num_rows(engine)) == is_name_taken
 
 
@@ -251,8 +191,8 @@ def test_rows_that_come_while_the_others_go_are_removed_too(
         return remove_rows(connection, table, key)
 
     monkeypatch.setattr(sql_forgetting, "_remove_rows", with_a_late_step)
-    monkeypatch.setattr(sql_forgetting, "RETRY_S", 0.01)
     fill(store, "job", 3)
     delete(store, "job")
-    wait_until(lambda: not any(num_rows(engine)))
+    remove_all(store)
     assert late
+    assert not any(num_rows(engine))

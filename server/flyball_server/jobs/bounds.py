@@ -45,17 +45,6 @@ def check_text(field: str, value: str) -> None:
         )
 
 
-def check_length(field: str, num_values: int, allowed: tuple[int, ...]) -> None:
-    """Check that a field has one of the allowed numbers of values.
-
-    Raises:
-        InvalidFieldError: the number of values is not allowed.
-    """
-    if num_values not in allowed:
-        wanted = " or ".join(str(number) for number in sorted(set(allowed)))
-        raise InvalidFieldError(field, f"must have {wanted} values, not {num_values}")
-
-
 def _shown(value: int) -> str:
     # A number of thousands of digits would not fit one line, and Python refuses to print it.
     return str(value) if abs(value) <= 10**18 else "a number beyond 10^18"

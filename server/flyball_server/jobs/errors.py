@@ -16,6 +16,7 @@ JobsError
 │   ├── MissingProfileError
 │   ├── MissingPlanError
 │   ├── UnplannedJobError
+│   ├── UnrecordedRunsError
 │   ├── UndrawablePlanError
 │   ├── TimelineTooLongError
 │   ├── NoOperatorsTokenError

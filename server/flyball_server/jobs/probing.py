@@ -55,23 +55,9 @@ class ProbingRecord:
     problem: str | None = None
 
     @property
-    def first_step(self) -> int | None:
-        """First step of the first version; None: not set yet."""
-        return self.versions[0].first_step if self.versions else None
-
-    @property
     def num_steps(self) -> int:
         """Number of steps read so far."""
         return len({step.step for step in self.observed})
-
-    def setup(self, gpu_table: Callable[[str], GpuWindow]) -> ProbeSetup:
-        """Return the setup of the profiling.
-
-        Raises:
-            InvalidFieldError, GpuTableError, PlanningError: the job cannot be profiled.
-        """
-        window = None if self.spec.gpu is None else gpu_table(self.spec.gpu)
-        return probe_setup(self.spec, self.ranks, window)
 
 
 def read_probing(reader: JobReader, job: JobRecord, now: datetime) -> ProbingRecord | None:
@@ -221,18 +207,18 @@ def probing_schedule(spec: JobSpec) -> Schedule:
         raise InvalidFieldError(error.field, error.message) from None
 
 
-def probe_setup(spec: JobSpec, ranks: Sequence[RankRecord], window: GpuWindow | None) -> ProbeSetup:
-    """Return the setup for profiling the job.
-
-    Args:
-        spec: specification of the job.
-        ranks: all ranks of the job.
-        window: entry of the GPU table, if the job names a GPU: clocks below it are not probed.
+def probe_setup(record: ProbingRecord, gpu_table: Callable[[str], GpuWindow]) -> ProbeSetup:
+    """Return the setup for profiling the job; clocks below those of the GPU table are not probed.
 
     Raises:
+        GpuTableError, PlanningError: the job cannot be profiled.
         InvalidFieldError: a stage has no rank, or its GPUs share fewer than two clocks.
     """
-    by_stage = [[rank for rank in ranks if rank.stage == stage] for stage in range(spec.num_stages)]
+    spec = record.spec
+    window = None if spec.gpu is None else gpu_table(spec.gpu)
+    by_stage = [
+        [rank for rank in record.ranks if rank.stage == stage] for stage in range(spec.num_stages)
+    ]
     power_w = spec.blocking_power_w
     if power_w is None and window is not None and window.blocking_power_w is not None:
         power_w = (window.blocking_power_w,)
@@ -266,14 +252,10 @@ def stage_steps(
 ) -> tuple[StageStep, ...]:
     """Return each stage in each step that all ranks have posted, by step, then stage.
 
+    Steps are given by step, then rank.
+
     Where work is announced, and steps at the highest clocks say how much longer it makes them,
     instructions count as so many of the mean work.
-
-    Args:
-        versions: probed versions.
-        ranks: all ranks of the job.
-        steps: measured steps, by step, then rank.
-        details: details of these steps.
     """
     stage_of = {rank.rank: rank.stage for rank in ranks}
     by_version = {version.version: version for version in versions}

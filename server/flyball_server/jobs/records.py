@@ -264,11 +264,6 @@ class NewestVersion(Record):
         """Return whether its measurements decide which clocks are raised."""
         return self.measurement_detail == MeasurementDetail.INSTRUCTIONS
 
-    @property
-    def is_held(self) -> bool:
-        """Return whether all ranks have it and it is not being compared."""
-        return self.first_step is not None and not self.baseline_cycle
-
 
 @dataclass(frozen=True, kw_only=True)
 class TokenRecord(Record):

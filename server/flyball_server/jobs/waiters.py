@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import threading
 from collections.abc import Awaitable, Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TypeVar
 
 _Answer = TypeVar("_Answer")
@@ -19,8 +20,8 @@ class JobWaiters:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._waiting: dict[str, set[asyncio.Future[None]]] = {}
-        self._watching: dict[str, list[Callable[[], None]]] = {}
+        # By job: what wakes each of those who watch it, under a key of its own.
+        self._watching: dict[str, dict[object, Callable[[], object]]] = {}
         # Number of held calls, by `at_once`.
         self._num_held = {False: 0, True: 0}
         self._is_closed = False
@@ -29,7 +30,7 @@ class JobWaiters:
     def num_waiting(self) -> int:
         """Number of waiting long polls and held calls."""
         with self._lock:
-            return self._num_held[False] + sum(len(futures) for futures in self._waiting.values())
+            return self._num_held[False]
 
     @property
     def num_at_once(self) -> int:
@@ -59,15 +60,17 @@ class JobWaiters:
 
     @contextmanager
     def watching(self, job_id: str, woken: Callable[[], None]) -> Generator[None]:
-        """Call `woken`, on any thread, after each notification of the job and at close."""
+        """Call `woken` in this event loop after each notification of the job and at close."""
+        key, loop = object(), asyncio.get_running_loop()
         with self._lock:
-            self._watching.setdefault(job_id, []).append(woken)
+            watching = self._watching.setdefault(job_id, {})
+            watching[key] = functools.partial(loop.call_soon_threadsafe, woken)
         try:
             yield
         finally:
             with self._lock:
-                self._watching[job_id].remove(woken)
-                if not self._watching[job_id]:
+                del watching[key]
+                if not watching:
                     del self._watching[job_id]
 
     async def until(
@@ -77,37 +80,35 @@ class JobWaiters:
 
         The probe is called at once, and again after each notification of the job.
         """
-        loop = asyncio.get_running_loop()
+        loop, woken = asyncio.get_running_loop(), asyncio.Event()
         deadline_s = loop.time() + wait_s
-        while True:
-            # Waiting starts before the probe reads: a change in between is not missed.
-            woken: asyncio.Future[None] = loop.create_future()
-            self._add(job_id, woken)
-            try:
+        with self.holding(), self.watching(job_id, woken.set):
+            while True:
+                # Before the probe reads: a change in between is not missed.
+                woken.clear()
                 answer = await probe()
                 remaining_s = deadline_s - loop.time()
                 if answer is not None or remaining_s <= 0 or self._is_closed:
                     return answer
-                await asyncio.wait({woken}, timeout=remaining_s)
-                if not woken.done() or self._is_closed:
+                try:
+                    await asyncio.wait_for(woken.wait(), remaining_s)
+                except TimeoutError:
                     return None
-            finally:
-                self._remove(job_id, woken)
+                if self._is_closed:
+                    return None
 
     def notify(self, job_id: str) -> None:
         """Make the long polls of this job check again, and notify its subscribers."""
         with self._lock:
-            futures = tuple(self._waiting.get(job_id, ()))
-            watching = tuple(self._watching.get(job_id, ()))
-        for future in futures:
-            _set_from_any_thread(future)
-        for woken in watching:
-            woken()
+            watching = tuple(self._watching.get(job_id, {}).values())
+        for wake in watching:
+            with suppress(RuntimeError):  # its loop has ended
+                wake()
 
     def notify_all(self) -> None:
         """Make all long polls check again."""
         with self._lock:
-            job_ids = tuple(self._waiting.keys() | self._watching.keys())
+            job_ids = tuple(self._watching)
         for job_id in job_ids:
             self.notify(job_id)
 
@@ -119,25 +120,3 @@ class JobWaiters:
         """Release all long polls now and refuse further waiting."""
         self._is_closed = True
         self.notify_all()
-
-    def _add(self, job_id: str, future: asyncio.Future[None]) -> None:
-        with self._lock:
-            self._waiting.setdefault(job_id, set()).add(future)
-
-    def _remove(self, job_id: str, future: asyncio.Future[None]) -> None:
-        with self._lock:
-            futures = self._waiting[job_id]
-            futures.discard(future)
-            if not futures:
-                del self._waiting[job_id]
-
-
-def _set_from_any_thread(future: asyncio.Future[None]) -> None:
-    def set_once() -> None:
-        if not future.done():
-            future.set_result(None)
-
-    try:
-        future.get_loop().call_soon_threadsafe(set_once)
-    except RuntimeError:
-        return  # the loop has ended, and its waiters with it

@@ -166,6 +166,11 @@ class MeasuredStore:
         with self._measuring("write"), self._store.writing(subject) as writer:
             yield writer
 
+    def forget_some(self) -> bool:
+        """Remove rows of the wrapped store's deleted jobs; return whether more are left."""
+        with self._measuring("write"):
+            return self._store.forget_some()
+
     def check_writing(self) -> None:
         """Check that the wrapped store can be written."""
         with self._counting_errors():

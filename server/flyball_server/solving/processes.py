@@ -63,13 +63,6 @@ class PlanningProcesses(Executor):
         self._threads: ThreadPoolExecutor | None = None
         self._is_shut_down = False
 
-    @property
-    def process_ids(self) -> tuple[int, ...]:
-        """IDs of the processes that run now."""
-        with self._guard:
-            processes = (*self._idle, *self._begun.values())
-        return tuple(process.process_id for process in processes if process is not None)
-
     def start(self) -> None:
         """Start one process, so that the first solve does not wait for it; does not block.
 
@@ -208,10 +201,6 @@ class _Process:
             )
             self._process.start()
             theirs.close()
-
-    @property
-    def process_id(self) -> int:
-        return self._process.pid or 0
 
     def is_usable(self) -> bool:
         """Return whether an idle process runs: its pipe is readable only after its end."""

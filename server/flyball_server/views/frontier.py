@@ -94,9 +94,11 @@ def _request(services: JobServices, job_id: str) -> tuple[JobRecord, SlowedReque
     findings = planning.findings
     inputs = planning_inputs(findings, services.now())
     plan = plan_to_solve(job.spec, planning.profile, services.gpu_window, findings, inputs)
-    options = {"policy": Policy.FRONTIER, "target": DEFAULT_TARGET, "effort": job.spec.effort}
     plan = with_slowdowns(plan, inputs, planning.ranks)
-    return job, plan.with_options(**options).of_profile(profile)
+    options = replace(
+        plan.options, policy=Policy.FRONTIER, target=DEFAULT_TARGET, effort=job.spec.effort
+    )
+    return job, replace(plan, options=options).of_profile(profile)
 
 
 def _solved(

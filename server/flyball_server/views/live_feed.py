@@ -183,14 +183,8 @@ class Feed(Generic[State]):
                 topic.end()
             topic.woken.set()
 
-        def wake_from_any_thread() -> None:
-            try:
-                loop.call_soon_threadsafe(wake)
-            except RuntimeError:
-                return  # the loop has ended, and its followers with it
-
         try:
-            with self._waiters.watching(key, wake_from_any_thread):
+            with self._waiters.watching(key, wake):
                 while topic.followers and not topic.over.is_set() and not self._waiters.is_closed:
                     topic.woken.clear()
                     began_s = loop.time()

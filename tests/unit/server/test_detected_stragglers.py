@@ -18,7 +18,7 @@ from flyball_server.jobs.loop_state import Comparison
 from flyball_server.jobs.planning_inputs import PlanningInputs
 from flyball_server.jobs.registry.inspection import get_job
 from flyball_server.jobs.services import JobServices
-from flyball_server.jobs.versions.plan_versions import add_version
+from flyball_server.jobs.versions.plan_versions import add_again
 from flyball_server.planning.errors import PlanningError
 from flyball_wire.measurements import MeasurementDetail
 from flyball_wire.messages import JobState
@@ -68,15 +68,7 @@ def test_a_job_that_adapts_to_announcements_only_or_is_compared_is_not_watched(
     job = Running(adaptation="frontier" if is_compared else "announced", effort="low")
     if is_compared:
         with job.services.store.writing("job") as writer:
-            add_version(
-                job.services,
-                writer,
-                "job",
-                job.plan,
-                measurement_detail=MeasurementDetail.CLOCKS,
-                baseline_cycle=(False, True),
-                digest=job.newest.digest,
-            )
+            add_again(job.services, writer, job.newest.evolve(baseline_cycle=(False, True)))
             findings = writer.find_loop_state("job")
             comparison = Comparison(num_pairs=50, version=2)
             writer.save_loop_state(findings.evolve(comparison=comparison))

@@ -22,7 +22,7 @@ from flyball_server.jobs.errors import (
     UnknownJobError,
 )
 from flyball_server.jobs.reconcile.plans import LOST_PAUSE_S, PlanReconciler
-from flyball_server.jobs.reconcile.solve import SLOT_RETRY_S, PlanningSlots
+from flyball_server.jobs.reconcile.solve import SLOT_RETRY_S
 from flyball_server.jobs.registry import inputs
 from flyball_server.jobs.registry.inspection import (
     JobSummary,
@@ -325,8 +325,8 @@ def test_a_failed_job_is_planned_from_an_unplanned_change_once_a_slot_is_free(
 ) -> None:
     changed = change_and_die(failed, "fastest").job
     assert (changed.state, changed.problem) == (JobState.PLANNING_FAILED, None)
-    slots = PlanningSlots(1)
-    with slots.taken():
+    slots = threading.Semaphore(1)
+    with slots:
         assert PlanReconciler(slots)(failed, "job") == SLOT_RETRY_S
         assert get_job(failed, "job").newest_version is None
     assert PlanReconciler(slots)(failed, "job") is None

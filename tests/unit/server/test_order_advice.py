@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from threading import Semaphore
 
 import pytest
 from tests.planner.one_rank import register_rank
@@ -17,7 +18,6 @@ from flyball_server.jobs.loop_state import JobLoopState
 from flyball_server.jobs.reconcile import order_advice
 from flyball_server.jobs.reconcile.order_advice import OrderAdviceReconciler
 from flyball_server.jobs.reconcile.plans import PlanReconciler
-from flyball_server.jobs.reconcile.solve import PlanningSlots
 from flyball_server.jobs.registry.inspection import get_job, notes
 from flyball_server.jobs.services import JobServices
 from flyball_server.planning.errors import PlanningError
@@ -112,7 +112,7 @@ def test_a_comparison_waits_for_a_free_slot_and_one_that_fails_is_not_repeated(
 ) -> None:
     job = Compared(monkeypatch)
     put_profile(job.services, "job", two_stages())
-    busy = OrderAdviceReconciler(PlanningSlots(0))
+    busy = OrderAdviceReconciler(Semaphore(0))
     assert busy(job.services, "job") == 1.0
 
     def refuse(*_: object) -> None:

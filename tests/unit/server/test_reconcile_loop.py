@@ -45,8 +45,6 @@ WAIT_S = 60.0
 class LastReconciler:
     """After all others, and after no posts."""
 
-    order = 100
-
     def runs_after_posts(self, reader: JobReader, job: JobRecord) -> bool:
         del reader, job
         return False
@@ -227,6 +225,30 @@ def test_a_job_that_is_gone_is_looked_at_no_more(caplog: pytest.LogCaptureFixtur
     assert other.looked == ["job"]
     assert gone.looked.count("gone") == 1
     assert caplog.text == ""
+
+
+def test_rows_of_deleted_jobs_are_removed_after_a_failure_too(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("flyball_server.jobs.reconcile.loop._STORE_RETRY_S", 0.05)
+    services = Services(CountingPlanner()).jobs
+    answers: Iterator[StoreBusyError | bool]
+    answers = iter([StoreBusyError(location="here"), True, False])
+    num_asked: list[int] = []
+
+    def forget_some() -> bool:
+        answer = next(answers, False)
+        num_asked.append(1)
+        if isinstance(answer, StoreBusyError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(services.store, "forget_some", forget_some)
+    with running(*all_reconcilers(), services=services) as reconcile_loop:
+        wait_until(lambda: len(num_asked) == 3)
+        reconcile_loop.enqueue_reconcile("deleted")
+        wait_until(lambda: len(num_asked) == 4)
+    assert "rows of deleted jobs are left for later" in caplog.text
 
 
 # ------------------------------------------------------------------ after posts of ranks

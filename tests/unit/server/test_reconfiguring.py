@@ -31,7 +31,7 @@ from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.contract import JobStore
 from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.jobs.store.sql.job_writer import JobWriter
-from flyball_server.jobs.versions.plan_versions import add_version
+from flyball_server.jobs.versions.plan_versions import add_again, add_version
 from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_server.planning.policies.measured_reconfigure import FINISH_LIMIT
 from flyball_server.planning.stragglers.slowed_pipelines import SlowedRequest, make_slowed_plan
@@ -197,14 +197,8 @@ def test_other_jobs_and_comparisons_are_left_alone(
     pipeline = reconfigured_job(services, adaptation=adaptation)
     if is_compared:
         with services.store.writing("job") as writer:
-            add_version(
-                services,
-                writer,
-                "job",
-                newest(services).plan,
-                measurement_detail=MeasurementDetail.INSTRUCTIONS,
-                baseline_cycle=(True, False),
-            )
+            compared = newest(services).evolve(baseline_cycle=(True, False), digest=None)
+            add_again(services, writer, compared)
         pipeline.take(2)
     before = newest(services)
     pipeline.run(20)

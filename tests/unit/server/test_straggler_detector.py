@@ -16,7 +16,7 @@ from tests.planner.samples import rank_record, step_record
 from flyball_pipeline.work import StepWork, WorkCoefficients, step_work
 from flyball_profiles.examples import load_example_profile
 from flyball_profiles.stage_profile import StageProfile
-from flyball_server.jobs.findings.detector import SlowdownRules, Slowdowns, find_slowdowns
+from flyball_server.jobs.findings.detector import RULES, Slowdowns, find_slowdowns
 from flyball_server.jobs.findings.step_ratios import (
     RankStep,
     StageWork,
@@ -36,7 +36,6 @@ PROFILE = load_example_profile().select_stages((0, 1))
 CLOCKS_MHZ = sorted({point.frequency_mhz for points in PROFILE.points.values() for point in points})
 NOW_S = 1000.0
 ON_PLAN = step_record(plan_version=1)
-RULES = SlowdownRules()
 Factor = Callable[[int, int, str], float]
 """(rank, step, kind) -> how many times as long instructions take."""
 

@@ -49,7 +49,7 @@ def changes(timetable: Timetable, first: str, num_changes: int) -> list[tuple[st
         now = next_change(timetable, now)
         if now is None:
             break
-        found.append((now.strftime("%d %H:%M"), target_at(timetable, "fastest", now)))
+        found.append((now.strftime("%d %H:%M"), target_at(timetable, now) or "fastest"))
     return found
 
 
@@ -58,8 +58,8 @@ def changes(timetable: Timetable, first: str, num_changes: int) -> list[tuple[st
 
 def test_of_windows_that_hold_at_once_the_first_counts() -> None:
     timetable = table(window("12:00", "13:00", "slowdown:0.1"), window("08:00", "18:00"))
-    assert target_at(timetable, "fastest", at("2026-11-21T12:30:00+01:00")) == "slowdown:0.1"
-    assert target_at(timetable, "fastest", at("2026-11-21T13:00:00+01:00")) == "power:8000"
+    assert target_at(timetable, at("2026-11-21T12:30:00+01:00")) == "slowdown:0.1"
+    assert target_at(timetable, at("2026-11-21T13:00:00+01:00")) == "power:8000"
     assert [when for when, _ in changes(timetable, "2026-11-21T00:00:00+01:00", 4)] == [
         "21 07:00",
         "21 11:00",
@@ -124,10 +124,10 @@ def test_windows_follow_the_clock(held: TimetableWindow, first: str, expected: l
 
 def test_without_windows_nothing_ever_changes() -> None:
     now = at("2026-11-21T10:00:00+01:00")
-    assert target_at(table(), "fastest", now) == "fastest"
+    assert target_at(table(), now) is None
     assert next_change(table(), now) is None
     always = table(*(window(f"{hour:02}:00", f"{(hour + 12) % 24:02}:00") for hour in (0, 12)))
-    assert target_at(always, "fastest", now) == "power:8000"
+    assert target_at(always, now) == "power:8000"
 
 
 # ------------------------------------------------------------------ where the hour changes
@@ -159,15 +159,15 @@ def test_between_now_and_the_next_change_nothing_changes(
     )
     now = at(f"{day}T00:00:00+00:00") + timedelta(minutes=15 * quarter)
     until = next_change(timetable, now)
-    held = target_at(timetable, "fastest", now)
+    held = target_at(timetable, now)
     for step in range(1, 4 * 24 * 8):
         moment = now + timedelta(minutes=15 * step)
         if until is not None and moment >= until:
             break
-        assert target_at(timetable, "fastest", moment) == held
+        assert target_at(timetable, moment) == held
     if until is not None:
         assert until > now
-        assert target_at(timetable, "fastest", until) != held
+        assert target_at(timetable, until) != held
 
 
 # ------------------------------------------------------------------ refusals

@@ -30,7 +30,7 @@ from flyball_server.planning.planner import PlanRequest
 from flyball_wire.closed_loop import StragglerReason, Timetable, TimetableWindow
 from flyball_wire.measurements import MeasurementDetail
 from flyball_wire.messages import JobState
-from flyball_wire.plans.plan import Plan, Purpose
+from flyball_wire.plans.plan import Plan
 
 NOON = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 UNKNOWN = JobLoopState(job_id="job")
@@ -62,10 +62,10 @@ def digest_of(findings: JobLoopState = UNKNOWN, **spec: Any) -> str:  # noqa: AN
 # ------------------------------------------------------------------ what to solve
 
 
-@pytest.mark.parametrize(("profiling", "purpose"), [("none", "plan"), ("online", "probe")])
-def test_without_a_profile_there_is_nothing_to_solve(profiling: str, purpose: str) -> None:
+@pytest.mark.parametrize("profiling", ["none", "online"])
+def test_without_a_profile_there_is_nothing_to_solve(profiling: str) -> None:
     found = wanted_of(profile=None, profiling=profiling)
-    assert (found.purpose, found.plan, found.digest) == (purpose, None, None)
+    assert (found.plan, found.digest) == (None, None)
     assert standing(found, None, UNKNOWN, 0.0) == Standing(is_idle=True)
 
 
@@ -102,7 +102,6 @@ def test_slowdowns_are_those_of_places_and_the_slowest_of_a_place_counts() -> No
 def test_waits_decide_which_clocks_are_raised_unless_a_rank_is_slow() -> None:
     spec: dict[str, Any] = {"policy": "envelope", "adaptation": "reconfigure"}
     raised, slowed = wanted_of(**spec), wanted_of(UNKNOWN.evolve(detected=(SLOW,)), **spec)
-    assert (raised.purpose, slowed.purpose) == (Purpose.RAISE, Purpose.PLAN)
     assert raised.plan is not None
     assert slowed.plan is not None
     assert raised.plan.measurement_detail == MeasurementDetail.INSTRUCTIONS
@@ -213,7 +212,7 @@ KNOWN = Attempt(digest=DIGEST, version=1)
         # The version for a request that only differs in effort stays.
         (RUNS_OTHER, (replace(KNOWN, version=2), Attempt(digest=OTHER, version=2)), Standing()),
         (RUNS_OTHER, (REFUSED,), Standing(failure=REFUSED)),
-        (RUNS_OTHER, (LOST,), Standing(failure=LOST, again_unix_s=50.0)),
+        (RUNS_OTHER, (LOST,), Standing(failure=LOST)),
         (RUNS_OTHER, (replace(LOST, again_unix_s=40.0),), Standing(is_due=True)),
         (replace(RUNS_OTHER, digest=f"2-{DIGEST}"), (), Standing(is_idle=True)),
     ],

@@ -131,7 +131,6 @@ class Access:
 
 
 OPERATOR = Access(job_id=None)
-READER = Access(job_id=None, is_read_only=True)
 ANYBODY = Access(job_id=None, has_token=False)
 
 
@@ -199,12 +198,7 @@ def has_operators(tokens: tuple[TokenRecord, ...]) -> bool:
 
 
 def why_no_operators(tokens: tuple[TokenRecord, ...], token: str) -> str | None:
-    """Return why a token of the settings must not be an operator's; None: it may be.
-
-    Args:
-        tokens: all tokens of the store.
-        token: the token.
-    """
+    """Return why a token of the settings must not be an operator's; None: it may be."""
     matched = _TOKEN.fullmatch(token)
     if matched is None:
         return None  # of somebody's choice

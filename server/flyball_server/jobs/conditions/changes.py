@@ -168,14 +168,7 @@ def condition_notes(
     target: str,
     is_profiled_online: bool,
 ) -> list[str]:
-    """Return a line for each change, a few at most, with what becomes of the plan.
-
-    Args:
-        profiled: conditions of the job's profile; None: not recorded.
-        ranks: ranks of the job.
-        target: current target of the job.
-        is_profiled_online: the job measures its profile itself.
-    """
+    """Return a line for each change, a few at most, with what becomes of the plan."""
     changed = changed_ranks(profiled, ranks)
     notes: list[str] = []
     for change in changed[:_MOST_LINES]:

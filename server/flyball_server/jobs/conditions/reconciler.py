@@ -54,7 +54,6 @@ class ConditionsReconciler:
     once the change has held for `SETTLE_S`. So is one whose GPUs change while it is measured.
     """
 
-    order = 15
     runs_after_posts = None  # a post with other conditions enqueues the job by itself
 
     def __init__(self) -> None:
@@ -132,7 +131,10 @@ def _store_limits(services: JobServices, found: _Found) -> None:
     is_whole = len(found.ranks) >= found.job.spec.num_expected_ranks
     limits_w = stage_limits_w(found.ranks, found.job.spec.num_stages) if is_whole else ()
     before_w = found.loop_state.power_limits_w
-    if len(limits_w) == len(before_w) and all(map(_is_same_limit, before_w, limits_w)):
+    if len(limits_w) == len(before_w) and all(
+        math.isclose(one_w, other_w, rel_tol=SAME_LIMIT)
+        for one_w, other_w in zip(before_w, limits_w, strict=True)
+    ):
         return
 
     def noted(job: JobRecord, current: JobLoopState) -> JobLoopState:
@@ -140,10 +142,6 @@ def _store_limits(services: JobServices, found: _Found) -> None:
         return current.evolve(power_limits_w=limits_w) if is_same else current
 
     note_findings(services, job_id, noted, f"its power limits add up to {sum(limits_w):g} W")
-
-
-def _is_same_limit(one_w: float, other_w: float) -> bool:
-    return math.isclose(one_w, other_w, rel_tol=SAME_LIMIT)
 
 
 def _plan_from_kept(services: JobServices, found: _Found) -> bool:

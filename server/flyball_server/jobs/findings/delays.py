@@ -54,8 +54,6 @@ class DelayReconciler:
     version would end. Jobs whose clocks measured waits raise are left alone.
     """
 
-    order = 55
-
     def runs_after_posts(self, reader: JobReader, job: JobRecord) -> bool:
         """Return whether the newest version's delays are not measured yet, or work is news."""
         loop_state = reader.find_loop_state(job.job_id)
@@ -132,7 +130,7 @@ def _read(reader: JobReader, job: JobRecord, loop_state: JobLoopState) -> _Found
         read.times_s,
         read.reports,
         profile=profile,
-        given_hops_s=_given_hops_s(spec),
+        given_hops_s=None if spec.transfer_ms is None else spec.transfer_s,
         factors=None if measured is None else measured.factors,
     )
     before = inputs.delays
@@ -193,11 +191,6 @@ def _is_left_alone(job: JobRecord, loop_state: JobLoopState) -> bool:
     is_raised = job.spec.adaptation == Adaptation.RECONFIGURE
     is_compared = loop_state.open_comparison is not None
     return job.state in _NOT_TIMED or job.problem is not None or is_raised or is_compared
-
-
-def _given_hops_s(spec: JobSpec) -> tuple[float, ...] | None:
-    """Return the transfers that the job gives, s; None: none are given."""
-    return None if spec.transfer_ms is None else spec.transfer_s
 
 
 def _rounded(delays: MeasuredDelays) -> MeasuredDelays:

@@ -58,6 +58,9 @@ class SlowdownRules:
     num_errors: float = 3.0
 
 
+RULES = SlowdownRules()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Slowdowns:
     """Stragglers by rank, one per stage and pipeline, and drifted stages.
@@ -76,7 +79,6 @@ def find_slowdowns(
     *,
     now_unix_s: float,
     announced: Collection[int] = (),
-    rules: SlowdownRules | None = None,
 ) -> Slowdowns:
     """Return the still valid part of `known` and new findings.
 
@@ -86,9 +88,7 @@ def find_slowdowns(
         known: earlier findings.
         now_unix_s: current time for new findings, Unix time in s.
         announced: ranks with a current announcement: they do not count for drift.
-        rules: thresholds; None: default rules.
     """
-    rules = rules or SlowdownRules()
     steps: dict[int, list[RankStep]] = defaultdict(list)
     for step in sorted(observed, key=lambda step: step.step):
         steps[step.rank].append(step)
@@ -103,7 +103,6 @@ def find_slowdowns(
             steps=steps,
             known={slowed.rank: slowed for slowed in known.stragglers},
             drifts={slowed.kind: slowed for slowed in known.drifts if slowed.stage == stage},
-            rules=rules,
         )
         found = observation.stragglers(now_unix_s)
         stragglers += found
@@ -178,7 +177,6 @@ class _StageObservation:
     steps: Mapping[int, Sequence[RankStep]]
     known: Mapping[int, RankSlowdown]
     drifts: dict[str, StageSlowdown]
-    rules: SlowdownRules
 
     def stragglers(self, now_unix_s: float) -> list[RankSlowdown]:
         """Return the stragglers of the stage, beyond its drift and the pipelines' common ratio."""
@@ -201,7 +199,7 @@ class _StageObservation:
     def _windows(self) -> Iterator[list[_Excess]]:
         """Yield, window by window, each pipeline's excess; the shortest first."""
         scatter = self._scatter()
-        for num_steps in self.rules.windows:
+        for num_steps in RULES.windows:
             slowest: list[tuple[int, Ratio]] = []
             for pipeline in self.pipelines:
                 ratios = {rank: self._ratio(rank, num_steps) for rank in pipeline}
@@ -250,7 +248,7 @@ class _StageObservation:
         squares = num_differences = 0.0
         for pipeline in self.pipelines:
             for rank in pipeline:
-                steps = list(self.steps.get(rank, ()))[-self.rules.num_drift_steps :]
+                steps = list(self.steps.get(rank, ()))[-RULES.num_drift_steps :]
                 ratio = self._ratio(rank, len(steps)) if len(steps) > 1 else None
                 if ratio is None:
                     continue
@@ -263,7 +261,7 @@ class _StageObservation:
         return _Scatter(
             of_ranks={rank: math.sqrt(max(own, pooled)) for rank, own in of_ranks.items()},
             false_alarm_errors=student_quantile(
-                self.rules.false_alarm_z, max(1.0, 2 * num_differences / 3)
+                RULES.false_alarm_z, max(1.0, 2 * num_differences / 3)
             ),
         )
 
@@ -271,9 +269,9 @@ class _StageObservation:
         """Return whether it is that of a straggler: large enough, in most steps, and surely."""
         sure = math.log(excess.factor) - excess.false_alarm_errors * excess.error
         return (
-            excess.factor > self.rules.slow_above
-            and excess.is_in_most_steps(self.rules.slow_until, 1)
-            and sure > math.log(self.rules.surely_above)
+            excess.factor > RULES.slow_above
+            and excess.is_in_most_steps(RULES.slow_until, 1)
+            and sure > math.log(RULES.surely_above)
         )
 
     def _known_now(
@@ -284,18 +282,18 @@ class _StageObservation:
             against = math.log(excess.factor / known.slowdown)
             sign = 1 if against > 0 else -1
             if (
-                abs(against) > math.log(self.rules.slow_above)
+                abs(against) > math.log(RULES.slow_above)
                 and abs(against) > excess.false_alarm_errors * excess.error
-                and excess.is_in_most_steps(known.slowdown * self.rules.slow_above**sign, sign)
+                and excess.is_in_most_steps(known.slowdown * RULES.slow_above**sign, sign)
             ):
-                is_slow = excess.factor > self.rules.slow_above
+                is_slow = excess.factor > RULES.slow_above
                 return self._slowdown(excess, now_unix_s) if is_slow else None
         for excess in excesses:
             surely_less = math.log(excess.factor / known.slowdown)
-            surely_less += self.rules.num_errors * excess.error
+            surely_less += RULES.num_errors * excess.error
             if (
-                excess.factor < self.rules.slow_until
-                and excess.is_in_most_steps(self.rules.slow_until, -1)
+                excess.factor < RULES.slow_until
+                and excess.is_in_most_steps(RULES.slow_until, -1)
                 and surely_less < 0
             ):
                 return None
@@ -305,7 +303,7 @@ class _StageObservation:
         return RankSlowdown(
             rank=excess.rank,
             slowdown=min(max(1.0, excess.factor), MAX_SLOWDOWN),
-            reason=reason_of(self.steps[excess.rank][-self.rules.windows[0] :]),
+            reason=reason_of(self.steps[excess.rank][-RULES.windows[0] :]),
             since_unix_s=now_unix_s,
         )
 
@@ -321,7 +319,7 @@ class _StageObservation:
             kind for rank in ranks for step in self.steps.get(rank, ()) for kind in step.by_kind
         }
         ratios = {
-            kind: [self._ratio(rank, self.rules.num_drift_steps, kind) for rank in ranks]
+            kind: [self._ratio(rank, RULES.num_drift_steps, kind) for rank in ranks]
             for kind in sorted(kinds)
         }
         measured = {
@@ -337,7 +335,7 @@ class _StageObservation:
             for kind, of_kind in measured.items()
         }
         # A ratio within a quarter of the drift limit counts as profiled.
-        least = self.rules.drift / 4
+        least = RULES.drift / 4
         return [found[kind] for kind in sorted(found) if abs(found[kind].slowdown - 1) > least]
 
     def _drift(self, kind: str, ratios: Sequence[Ratio]) -> float:
@@ -346,17 +344,15 @@ class _StageObservation:
         slowest = max(ratios, key=lambda ratio: ratio.mean)
         earlier, later = slowest.halves
         # If they differ, the earlier half has steps from before the change.
-        has_changed = abs(later / earlier - 1) > self.rules.drift / 2
+        has_changed = abs(later / earlier - 1) > RULES.drift / 2
         slowdown = before * (later if has_changed else slowest.mean)
         return min(max(slowdown, MIN_SLOWDOWN), MAX_SLOWDOWN)
 
     def _have_moved(self, ratios: Sequence[Ratio]) -> bool:
         """Return whether all went the same way, far enough, surely, and not just for a moment."""
         return any(
-            all(sign * (mean - 1) > self.rules.drift for ratio in ratios for mean in ratio.halves)
-            and all(
-                sign * (ratio.mean - 1) > self.rules.num_errors * ratio.error for ratio in ratios
-            )
+            all(sign * (mean - 1) > RULES.drift for ratio in ratios for mean in ratio.halves)
+            and all(sign * (ratio.mean - 1) > RULES.num_errors * ratio.error for ratio in ratios)
             for sign in (1, -1)
         )
 

@@ -84,14 +84,7 @@ def _begun_again(
 
 
 class _NewestSteps:
-    """Newest steps of a rank on a version, and what it announced for them.
-
-    Args:
-        reader: reader of the current transaction.
-        rank: the rank.
-        newest: the version.
-        run: run that the steps are of.
-    """
+    """Newest steps of a rank on a version, and what it announced for them."""
 
     def __init__(
         self, reader: JobReader, rank: RankRecord, newest: NewestVersion, *, run: int

@@ -17,13 +17,9 @@ Change = Callable[[JobRecord, JobLoopState], JobLoopState]
 def note_findings(
     services: JobServices, job_id: str, change: Change, why: str | None = None
 ) -> None:
-    """Store the job's changed findings; nothing if they stay the same.
+    """Store the job's changed findings, and log why; nothing if they stay the same.
 
-    Args:
-        services: services of the use cases.
-        job_id: ID of an existing job.
-        change: function from job and findings to the new findings; called within the transaction.
-        why: what was found, for the log; None: nothing to tell.
+    `change` is called within the transaction.
 
     Raises:
         UnknownJobError: the job does not exist.

@@ -26,7 +26,6 @@ class PlacementReconciler:
     counts that once all ranks have registered.
     """
 
-    order = 30
     runs_after_posts = None  # measurements move no rank
 
     def __init__(self) -> None:

@@ -25,7 +25,6 @@ class StepPlanReconciler(ABC):
     `pause_steps` of them.
     """
 
-    order = 56
     pause_steps: int
     #: Line for the log where something was found.
     why: str
@@ -76,15 +75,7 @@ class StepPlanReconciler(ABC):
         seen: DetectionWindow,
         now_unix_s: float,
     ) -> JobLoopState:
-        """Return the loop state with the work or deadlines that the steps show.
-
-        Args:
-            reader: reader of the current transaction.
-            job: the job.
-            loop_state: its loop state; returned where nothing is to be corrected.
-            seen: steps on the job's newest version.
-            now_unix_s: current time, Unix time in s.
-        """
+        """Return the loop state with the work or deadlines that the steps show, if they differ."""
 
     def _is_watched(self, job: JobRecord, loop_state: JobLoopState) -> bool:
         work = loop_state.planned_inputs.step_work

@@ -161,12 +161,6 @@ def rank_step(
     None also if an emulated GPU could not reproduce its profile in the step, where the step's work
     was announced in lengths whose times are not known yet, and if the clock was below the one that
     was set and neither power nor heat explains it: that says nothing of the GPU.
-
-    Args:
-        record: totals of the step.
-        detail: its times by clock, and its work.
-        times_s: profiled times of the rank's stage.
-        work: how much longer work makes them.
     """
     if record.plan_version is None or record.num_unplanned or record.num_overruns:
         return None

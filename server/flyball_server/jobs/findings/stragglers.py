@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from flyball_server.jobs.findings.announcements import is_nearly
-from flyball_server.jobs.findings.detector import SlowdownRules, Slowdowns, find_slowdowns
+from flyball_server.jobs.findings.detector import RULES, Slowdowns, find_slowdowns
 from flyball_server.jobs.findings.noting import note_findings
 from flyball_server.jobs.findings.step_ratios import (
     ClockTimes,
@@ -33,6 +33,8 @@ from flyball_wire.plans.plan import Purpose
 _NEAR_STEPS = 128
 # The same if none is found: ranks may have measured nothing for a while.
 _FAR_STEPS = 10_000
+# Number of steps that a plan holds before measurements on it may change it.
+MIN_STEPS = 10
 
 
 class DetectionWindow:
@@ -40,12 +42,6 @@ class DetectionWindow:
 
     A job may have hundreds of ranks, and without this cache the same steps would be read at each
     pass. Dropped entries are read again.
-
-    Args:
-        job_id: ID of an existing job.
-        version: version of its plans.
-        first_step: first step of that version.
-        key: start of the job, revision of its inputs and version.
 
     Attributes:
         newest_step: newest step found on the version; initially `first_step`.
@@ -59,7 +55,7 @@ class DetectionWindow:
         job_id: str,
         version: int,
         first_step: int,
-        key: tuple[datetime, int, int] | None = None,
+        key: tuple[datetime, int, int],
     ) -> None:
         self.job_id = job_id
         self.version = version
@@ -103,14 +99,7 @@ class DetectionWindow:
         num_steps: int,
         work: WorkModel | None = None,
     ) -> list[RankStep]:
-        """Return the usable ones of a rank's newest `num_steps`, without the version's first.
-
-        Args:
-            reader: reader of the current transaction.
-            ranks: ranks of the job.
-            num_steps: number of steps of a rank.
-            work: announced work that the version was planned with.
-        """
+        """Return the usable ones of a rank's newest `num_steps`, without the version's first."""
         begin = 1 + min((self.newest.get(rank, self.first_step) for rank in ranks), default=0)
         begin = max(begin, self.first_step + 1, self.newest_step - num_steps + 1)
         measured = reader.list_steps(self.job_id, begin, self.newest_step + 1)
@@ -156,13 +145,7 @@ class DetectionWindow:
 def advanced_window(
     reader: JobReader, job: JobRecord, kept: Lru[str, DetectionWindow]
 ) -> DetectionWindow | None:
-    """Return the newest steps on a job's newest version; None: no step on it is planned yet.
-
-    Args:
-        reader: reader of the current transaction.
-        job: the job.
-        kept: cached steps by job.
-    """
+    """Return the newest steps on a job's newest version; None: no step on it is planned yet."""
     newest = reader.newest_version(job.job_id)
     if newest is None or newest.first_step is None:
         return None
@@ -181,31 +164,20 @@ def measured_slowdowns(
     seen: DetectionWindow,
     *,
     now_unix_s: float,
-    min_steps: int,
-    rules: SlowdownRules | None = None,
 ) -> Slowdowns | None:
     """Return the ranks' measured slowdown factors; None: not to be measured now.
 
-    This is so until the version has held for `min_steps` steps, so that plans do not flap, and
+    This is so until the version has held for `MIN_STEPS` steps, so that plans do not flap, and
     while a job is profiled or compared with the highest clocks. If a newer plan failed, this one
     holds, and its steps are read.
-
-    Args:
-        reader: reader of the current transaction.
-        loop_state: loop state of the job.
-        seen: cached steps of its newest version, or an empty cache; advanced.
-        now_unix_s: current time, Unix time in s.
-        min_steps: number of steps after the version's first step, at least 1.
-        rules: thresholds; None: default rules.
     """
-    rules = rules or SlowdownRules()
-    if seen.newest_step < seen.first_step + min_steps or not _is_watched(reader, seen):
+    if seen.newest_step < seen.first_step + MIN_STEPS or not _is_watched(reader, seen):
         return None
     ranks = {rank.rank: rank for rank in reader.list_ranks(seen.job_id)}
     # Factors that are too far off for steps' plans still tell slow ranks from long work.
     work = loop_state.planned_inputs.work
-    observed = seen.read(reader, ranks, rules.num_drift_steps, work)
-    if max((step.step for step in observed), default=0) < seen.first_step + min_steps:
+    observed = seen.read(reader, ranks, RULES.num_drift_steps, work)
+    if max((step.step for step in observed), default=0) < seen.first_step + MIN_STEPS:
         return None
     announced = {
         slowdown.rank for slowdown in loop_state.stragglers if slowdown.holds_at(now_unix_s)
@@ -216,7 +188,6 @@ def measured_slowdowns(
         Slowdowns(stragglers=loop_state.detected, drifts=loop_state.drifts),
         now_unix_s=now_unix_s,
         announced=announced,
-        rules=rules,
     )
 
 
@@ -225,8 +196,6 @@ def _is_watched(reader: JobReader, seen: DetectionWindow) -> bool:
     return plan.purpose in {Purpose.PLAN, Purpose.RAISE}
 
 
-# Number of steps that a plan holds before measurements on it may change it.
-MIN_STEPS = 10
 # The measured steps of a job with many ranks are read less often: ranks per step.
 _RANKS_PER_STEP = 64
 # Jobs whose steps are cached.
@@ -239,8 +208,6 @@ class StragglerReconciler:
     Announcements that are over are dropped, in all jobs. Its cache only avoids reading the same
     steps again.
     """
-
-    order = 50
 
     def __init__(self) -> None:
         self._seen = Lru[str, DetectionWindow](_MOST_WATCHED)
@@ -277,9 +244,7 @@ class StragglerReconciler:
         pause = 1 + job.spec.num_expected_ranks // _RANKS_PER_STEP
         if not seen.begin_detection(pause):
             return None
-        return measured_slowdowns(
-            reader, loop_state, seen, now_unix_s=now_unix_s, min_steps=MIN_STEPS
-        )
+        return measured_slowdowns(reader, loop_state, seen, now_unix_s=now_unix_s)
 
 
 def _with_slowdowns(

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from flyball_server.jobs.findings.step_plans import StepPlanReconciler
 from flyball_server.jobs.findings.stragglers import (
-    MIN_STEPS,
     DetectionWindow,
     adapts_frontier,
     measured_slowdowns,
@@ -50,9 +49,7 @@ class WorkDriftReconciler(StepPlanReconciler):
         """Return the loop state with coefficients scaled by the drift since they were fitted."""
         del job
         work = loop_state.work
-        found = measured_slowdowns(
-            reader, loop_state, seen, now_unix_s=now_unix_s, min_steps=MIN_STEPS
-        )
+        found = measured_slowdowns(reader, loop_state, seen, now_unix_s=now_unix_s)
         drifted = None if found is None or work is None else with_drifts(work, found.drifts)
         return loop_state if drifted is None else loop_state.evolve(work=drifted)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterable
-from datetime import datetime
 
 from flyball_server.jobs.errors import StoreError
 from flyball_server.jobs.lifecycle.job_life import KEEP_PERIOD_S
@@ -59,7 +58,8 @@ class Heartbeats:
         failure: StoreError | None = None
         for job_id, ranks in taken.items():
             try:
-                _touch(services, job_id, ranks, now)
+                with services.store.writing(job_id) as writer:
+                    writer.touch_ranks(job_id, ranks, now)
             except StoreError as error:
                 # The next job may be writable.
                 self.note(job_id, ranks)
@@ -77,8 +77,3 @@ class Heartbeats:
                 _LOG.debug("heartbeats not stored: %s", error)
             except Exception:
                 _LOG.exception("storing heartbeats failed")
-
-
-def _touch(services: JobServices, job_id: str, ranks: set[int], now: datetime) -> None:
-    with services.store.writing(job_id) as writer:
-        writer.touch_ranks(job_id, ranks, now)

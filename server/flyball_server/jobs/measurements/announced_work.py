@@ -56,12 +56,7 @@ _COEFFICIENT_DIGITS, _ERROR_DIGITS = 4, 4
 
 
 def no_step_plans(plan: Plan, policy: Policy = Policy.FRONTIER) -> str | None:
-    """Return why steps of a plan get no plans of their own, in one line; None: they may.
-
-    Args:
-        plan: plan of a version.
-        policy: policy that the job requests.
-    """
+    """Return why steps of a plan get no plans of their own, in one line; None: they may."""
     if policy == Policy.BASELINE:
         return f"policy {policy} keeps the highest clocks"
     if plan.weight_versions is not None:
@@ -88,10 +83,6 @@ def deadline_ratio(plan: Plan, step_power: StepPower | None = None) -> float:
     """Return a step's time by a plan over the one at the highest clocks, at least 1.
 
     It is 1 for `fastest`, whose steps take no longer than at the highest clocks.
-
-    Args:
-        plan: plan of a version.
-        step_power: correction for a target `power:`; None: none was measured.
     """
     baseline_s = plan.predicted.baseline_iteration_time_s
     if plan.target == DEFAULT_TARGET or not baseline_s:
@@ -123,16 +114,7 @@ def with_changes(
     are_given: bool,
     num_in_node: int,
 ) -> WorkModel:
-    """Return the model with what is known of clock changes.
-
-    Args:
-        model: model of announced work.
-        plan: newest plan.
-        spec: the job.
-        inputs: inputs of its next plan.
-        are_given: the job gives the times of its clock changes.
-        num_in_node: largest number of the job's GPUs in a node.
-    """
+    """Return the model with what is known of clock changes."""
     measured = inputs.delays is not None and inputs.delays.up_s is not None
     if plan.transitions is None and not are_given and not measured:
         return replace(model, num_queued=num_in_node - 1, has_unknown_changes=True)
@@ -159,15 +141,7 @@ class MeasuredWork:
 def measured_work(
     version: int, plan: Plan, read: ReadSteps, *, profile: StageProfile, spec: JobSpec
 ) -> MeasuredWork | None:
-    """Return how much longer announced work makes instructions; None: no work was announced.
-
-    Args:
-        version: version of the plan.
-        plan: plan that the steps ran.
-        read: its timed steps.
-        profile: the job's profile.
-        spec: the job.
-    """
+    """Return how much longer announced work makes instructions; None: no work was announced."""
     if not read.has_work:
         return None
     model = WorkModel(version=version)

@@ -8,7 +8,13 @@ from datetime import datetime
 
 from flyball_profiles.gpu_conditions import GpuConditions
 from flyball_server.jobs.bounds import check_text
-from flyball_server.jobs.errors import InvalidFieldError, JobsError, OtherStartError, UnknownError
+from flyball_server.jobs.errors import (
+    InvalidFieldError,
+    JobsError,
+    OtherStartError,
+    UnknownError,
+    UnknownJobError,
+)
 from flyball_server.jobs.measurements.pruning import merge_instructions, without_pruned
 from flyball_server.jobs.measurements.step_reading import add_post, place_of_post
 from flyball_server.jobs.records import JobRecord, identity_of
@@ -87,16 +93,6 @@ def store_together(
     Returns:
         For each post: the stored measurements, or the error.
     """
-    try:
-        return _store_together(services, job_id, posts, checks_ranks=False)
-    except ValueError:
-        # The store refuses steps of unknown ranks: only then are the unknown ones determined.
-        return _store_together(services, job_id, posts, checks_ranks=True)
-
-
-def _store_together(
-    services: JobServices, job_id: str, posts: Sequence[RankPost], *, checks_ranks: bool
-) -> tuple[Accepted | JobsError, ...]:
     steps: dict[tuple[int, int], StepRecord] = {}
     details: dict[tuple[int, int], StepDetail] = {}
     no_clocks: dict[int, str | None] = {}
@@ -104,16 +100,16 @@ def _store_together(
     stored: list[int | JobsError] = []
     with services.store.writing(job_id) as writer:
         ranks = RankBatch(writer, job_id, (post.rank for post in posts))
+        job = ranks.job
+        if job is None:
+            return tuple(UnknownJobError(job_id=job_id) for _ in posts)
         has_plans = any(step.plan_version is not None for post in posts for step in post.steps)
         plans = writer.list_plan_times(job_id) if has_plans else {}
         for post in posts:
             try:
                 ranks.check_start_of(post.rank, post.start_id)
+                ranks.require(post.rank)
                 known = _with_known_plans(post, plans)
-                if checks_ranks or not post.steps or known is None:
-                    ranks.require(post.rank)
-                if known is None:
-                    raise _unknown_plan(plans)
             except (InvalidFieldError, OtherStartError, UnknownError) as error:
                 stored.append(error)
                 continue
@@ -131,16 +127,13 @@ def _store_together(
             }
             stored.append(len(newest))
         if steps:
-            _save_steps(services, writer, ranks, steps, details)
+            _save_steps(services, writer, job, steps, details, stages=ranks.stages)
         else:
             _save_details(writer, job_id, tuple(details.values()))
         writer.note_clocks(job_id, no_clocks)
         is_changed = writer.note_conditions(job_id, conditions)
-        job = ranks.job
-        is_reconciled = job is not None and (
-            is_changed or services.is_reconciled_after_posts(writer, job)
-        )
-        next_post_s = SHORTEST_PERIOD_S if job is None else _next_post_s(writer, job)
+        is_reconciled = is_changed or services.is_reconciled_after_posts(writer, job)
+        next_post_s = _next_post_s(writer, job)
     if is_reconciled:
         services.enqueue_reconcile(job_id)
     return tuple(
@@ -152,39 +145,30 @@ def _store_together(
 def _save_steps(
     services: JobServices,
     writer: JobWriter,
-    ranks: RankBatch,
+    job: JobRecord,
     steps: Mapping[tuple[int, int], StepRecord],
     details: dict[tuple[int, int], StepDetail],
+    *,
+    stages: Mapping[int, int],
 ) -> None:
-    """Store steps, and add them to the job's totals; remove details of those that have counted.
-
-    Raises:
-        ValueError: the job does not exist, or a rank does not.
-    """
-    job = ranks.job
-    if job is None:
-        raise ValueError("no job")
+    """Store steps, and add them to the job's totals; remove details of those that have counted."""
     place = place_of_post(writer, job, steps.values())
     kept = without_pruned(writer, job.job_id, place, steps)
     for pruned in steps.keys() - kept.keys():
         details.pop(pruned, None)
-    merge_instructions(writer, job.job_id, kept, details.values(), ranks.stages)
+    merge_instructions(writer, job.job_id, kept, details.values(), stages)
     writer.save_steps(tuple(kept.values()), stored_at=services.now(), run=place.run)
     _save_details(writer, job.job_id, tuple(details.values()))
     has_work = any(detail.work is not None for detail in details.values())
     add_post(writer, job, place, kept.values(), has_work=has_work)
 
 
-def _with_known_plans(
-    post: RankPost, plans: Mapping[int, datetime]
-) -> tuple[StepRecord, ...] | None:
+def _with_known_plans(post: RankPost, plans: Mapping[int, datetime]) -> tuple[StepRecord, ...]:
     """Return the post's steps, marked where they ran a plan that is none of the job's here.
 
-    Without the identity that a rank gets with its plan, such a plan never was: None.
-
-    Args:
-        post: post of a rank.
-        plans: creation times of the job's plans by version.
+    Raises:
+        InvalidFieldError: such a plan never was: the post has no identity of it, which a rank gets
+            with its plan.
     """
     steps: list[StepRecord] = []
     for step in post.steps:
@@ -192,7 +176,7 @@ def _with_known_plans(
         if version is not None:
             created_at = plans.get(version)
             if created_at is None and plan_id is None:
-                return None
+                raise _unknown_plan(plans)
             if created_at is None or plan_id not in {None, identity_of(created_at)}:
                 steps.append(step.evolve(plan_version=None, unknown_version=version))
                 continue

@@ -45,12 +45,7 @@ def most_steps(
 
 
 def prune_some(services: JobServices, job_id: str) -> bool:
-    """Prune the job's oldest steps, in one short transaction; return whether there may be more.
-
-    Args:
-        services: services of the use cases; `life` has the retention.
-        job_id: ID of an existing job.
-    """
+    """Prune the job's oldest steps, in one short transaction; return whether there may be more."""
     with services.store.reading() as reader:
         if _end_step(services, reader, job_id) is None:
             return False
@@ -75,11 +70,12 @@ def _end_step(services: JobServices, reader: JobReader, job_id: str) -> int | No
     end_step = None
     num_rows = 0
     limit = max(_ROWS_AT_ONCE // job.spec.num_expected_ranks, 1)
-    for step, num_ranks, stored_at in reader.list_oldest_steps(job_id, limit):
-        num_rows += num_ranks
-        if stored_at >= stored_before or (end_step is not None and num_rows > _ROWS_AT_ONCE):
+    for oldest in reader.list_posted_steps(job_id, limit=limit):
+        num_rows += oldest.num_ranks
+        is_enough = end_step is not None and num_rows > _ROWS_AT_ONCE
+        if oldest.stored_at >= stored_before or is_enough:
             break
-        end_step = step + 1
+        end_step = oldest.step + 1
     return end_step
 
 
@@ -109,15 +105,7 @@ def merge_instructions(
     details: Iterable[StepDetail],
     stages: Mapping[int, int],
 ) -> None:
-    """Add the instructions' times of measurements that are about to be stored to the moments.
-
-    Args:
-        writer: writer of the post's transaction.
-        job_id: ID of the job.
-        steps: measurements by rank and step.
-        details: their details.
-        stages: stages of the ranks; of other ranks nothing is added.
-    """
+    """Add the instructions' times of measurements that are about to be stored to the moments."""
     wanted = [
         (detail, steps[detail.rank, detail.step])
         for detail in details
@@ -166,7 +154,6 @@ PAUSE_S = 0.03
 class PruningReconciler:
     """Reconciler that prunes a job's steps, in short transactions with pauses between them."""
 
-    order = 70
     runs_after_posts = None  # what has to be pruned is known long before
 
     def __init__(self) -> None:

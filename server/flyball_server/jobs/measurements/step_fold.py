@@ -231,12 +231,7 @@ class StepFold:
         self.run, self.after_step = self.run + 1, -1
 
     def add(self, step: StepTotals, work: WorkAtHighest | None = None) -> None:
-        """Add the next step, in rising order; its version is known.
-
-        Args:
-            step: the step.
-            work: what its announced work takes at the highest clocks; None: not known.
-        """
+        """Add the next step, in rising order; its version is known."""
         self.after_step = step.step
         settled = self.rule.settled
         counts = self.rule.counts(step)

@@ -64,20 +64,8 @@ class BatchMeans:
         """Return the mean of all values; None if there are no values."""
         if not self.num_values:
             return None
-        means = self.batch_means()
         mean = self.total / self.num_values
-        if len(means) < 2:
-            return MeanEstimate(
-                mean=mean, variance=None, degrees_of_freedom=0, num_steps=self.num_values
-            )
-        center = math.fsum(means) / len(means)
-        squares = math.fsum((each - center) ** 2 for each in means)
-        return MeanEstimate(
-            mean=mean,
-            variance=squares / (len(means) - 1) / len(means),
-            degrees_of_freedom=len(means) - 1,
-            num_steps=self.num_values,
-        )
+        return MeanEstimate.of_parts(mean, self.batch_means(), num_steps=self.num_values)
 
     def batch_means(self) -> list[float]:
         """Return the means of batches of equal length; the remainder counts in the mean only."""
@@ -128,21 +116,10 @@ class WorkedMeans:
         a, b = self.measured, self.of_work
         if b.total <= 0:
             return None
-        ratio = a.total / b.total
-        off = [x - ratio * y for x, y in zip(a.batch_means(), b.batch_means(), strict=True)]
-        num = len(off)
-        if num < 2:
-            return MeanEstimate(
-                mean=ratio, variance=None, degrees_of_freedom=0, num_steps=a.num_values
-            )
-        center = math.fsum(off) / num
-        squares = math.fsum((value - center) ** 2 for value in off)
-        return MeanEstimate(
-            mean=ratio,
-            variance=squares / (num - 1) / num / (b.total / b.num_values) ** 2,
-            degrees_of_freedom=num - 1,
-            num_steps=a.num_values,
-        )
+        ratio, mean = a.total / b.total, b.total / b.num_values
+        both = zip(a.batch_means(), b.batch_means(), strict=True)
+        off = [(x - ratio * y) / mean for x, y in both]
+        return MeanEstimate.of_parts(ratio, off, num_steps=a.num_values)
 
 
 @dataclass(kw_only=True)

@@ -146,13 +146,9 @@ def add_steps(reader: JobReader, job_id: str, fold: StepFold, steps: Sequence[St
 
 
 def settled_steps(piece: Sequence[StepTotals], rule: CountingRule) -> Sequence[StepTotals]:
-    """Return the leading steps before the first that is awaited.
+    """Return the leading ones of rising steps, before the first that is awaited.
 
     A step is awaited until later ones have been posted for GIVE_UP_S.
-
-    Args:
-        piece: steps, rising.
-        rule: rule that says which are complete.
     """
     num_settled = len(piece)
     first_later_unix_s = newest_unix_s = piece[-1].stored_at if piece else 0
@@ -198,13 +194,7 @@ def gpus_over_profile(profile: StageProfile | None, num_ranks: int) -> float:
 def predicted_iteration(
     plan: Plan, profile: StageProfile | None, num_ranks: int
 ) -> PredictedIteration | None:
-    """Return the model's prediction for all GPUs of a job; None: a probe.
-
-    Args:
-        plan: plan of the job.
-        profile: as in `gpus_over_profile`.
-        num_ranks: as in `gpus_over_profile`.
-    """
+    """Return the model's prediction for all GPUs of a job; None: a probe."""
     prediction = plan.prediction
     if prediction is None:
         return None
@@ -226,7 +216,7 @@ def _with_energies_times(factor: float, figures: FiguresT) -> FiguresT:
     changed: dict[str, Any] = {}
     for name, value in vars(figures).items():
         if isinstance(value, tuple):
-            parts = cast("tuple[Any, ...]", value)
+            parts = cast("Any", value)
             changed[name] = tuple(_with_energies_times(factor, part) for part in parts)
         elif hasattr(value, "__dataclass_fields__"):
             changed[name] = _with_energies_times(factor, value)
@@ -251,12 +241,7 @@ def place_of_post(writer: JobWriter, job: JobRecord, steps: Collection[StepRecor
     """Return the place of the totals that these steps are posted to.
 
     A run starts over with another start of the job, or where a rank posts a step that has counted
-    again, on a newer plan than all steps so far.
-
-    Args:
-        writer: writer of the post's transaction, before its steps are stored.
-        job: the job.
-        steps: posted steps.
+    again, on a newer plan than all steps so far. The posted steps are stored afterwards.
     """
     place = writer.find_fold_place(job.job_id)
     if place is None:
@@ -284,12 +269,7 @@ def add_post(
 ) -> None:
     """Add some settled steps to the stored totals, if enough were posted since the last time.
 
-    Args:
-        writer: writer of the post's transaction, after its steps are stored.
-        job: the job.
-        place: place of the totals.
-        steps: posted steps.
-        has_work: true if work of some of them was announced, which is not kept for long.
+    The posted steps are stored before. Announced work is not kept for long: with it, fewer do.
     """
     numbers = {step.step for step in steps}
     newest_step = max(numbers, default=-1)

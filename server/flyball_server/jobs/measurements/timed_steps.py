@@ -62,10 +62,6 @@ def num_timed_steps(plan: Plan, work: WorkModel | None = None) -> int:
     """Return the number of steps on a plan whose instructions the ranks post; 0: none.
 
     A pipeline that never flushes has no tail, and profiling has its own measurements.
-
-    Args:
-        plan: the plan.
-        work: announced work that it was made with, whose fit takes some microbatches.
     """
     if plan.is_probe or plan.weight_versions is not None:
         return 0
@@ -105,14 +101,7 @@ class TimedVersion:
 def timed_version(
     reader: JobReader, record: PlanRecord, num_ranks: int, work: WorkModel | None = None
 ) -> TimedVersion:
-    """Return the version's usable timed steps so far.
-
-    Args:
-        reader: reader of the current transaction.
-        record: version with a first step.
-        num_ranks: number of its job's ranks.
-        work: announced work that the version was made with.
-    """
+    """Return the version's usable timed steps so far."""
     first_step, limit = record.first_step or 0, num_timed_steps(record.plan, work)
     if not limit:
         return TimedVersion(record=record, num_ranks=num_ranks, steps={}, is_over=True)
@@ -174,12 +163,7 @@ class ReadSteps:
 
 
 def read_timed_steps(reader: JobReader, timed: TimedVersion) -> ReadSteps | None:
-    """Return the version's timed steps; None: too few are usable.
-
-    Args:
-        reader: reader of the current transaction.
-        timed: the version with its steps.
-    """
+    """Return the version's timed steps; None: too few are usable."""
     plan = timed.record.plan
     if plan.is_probe or len(timed.steps) < FEWEST_USABLE_STEPS:
         return None

@@ -31,12 +31,7 @@ def works_at_highest(
 ) -> dict[int, WorkAtHighest]:
     """Return by step what its announced work takes at the highest clocks, predicted.
 
-    Steps whose work is not known, of any pipeline, are missing.
-
-    Args:
-        reader: reader of the current transaction.
-        job_id: ID of the job.
-        steps: steps, rising.
+    Steps rise; those whose work is not known, of any pipeline, are missing.
     """
     work = reader.find_loop_state(job_id).lasting.step_work if steps else None
     if work is None or not work.num_microbatches:
@@ -70,11 +65,6 @@ def works_at_highest(
 class WorkPredictor:
     """Prediction of steps of a plan from their work, at the highest clocks.
 
-    Args:
-        profile: the job's profile.
-        plan: plan of a version.
-        work: how much longer work makes instructions.
-
     Raises:
         PipelineError: the plan does not fit the profile.
     """
@@ -86,11 +76,7 @@ class WorkPredictor:
         self._number = zlib.crc32(repr((work.places, work.coefficients)).encode())
 
     def predicted(self, works: Mapping[int, StepWork]) -> WorkAtHighest | None:
-        """Return time and energy of a step; None: they cannot be predicted.
-
-        Args:
-            works: work by data-parallel rank.
-        """
+        """Return a step's time and energy by its work, of data-parallel ranks; None: not known."""
         own: list[tuple[PipelineModel, list[float]]] = []
         for dp_rank, work in sorted(works.items()):
             model = self._models[self._plan.pipelines.index(self._plan.pipeline_of(dp_rank))]

@@ -1,6 +1,8 @@
-"""Reconcilers, each with its position in the order and the posts after which it runs."""
+"""Reconcilers of jobs, in the order in which they are called."""
 
 from __future__ import annotations
+
+from threading import Semaphore
 
 from flyball_server.jobs.conditions.reconciler import ConditionsReconciler
 from flyball_server.jobs.findings.delays import DelayReconciler
@@ -15,13 +17,13 @@ from flyball_server.jobs.reconcile.order_advice import OrderAdviceReconciler
 from flyball_server.jobs.reconcile.plans import PlanReconciler
 from flyball_server.jobs.reconcile.probes import ProbeReconciler
 from flyball_server.jobs.reconcile.reconfigurations import ReconfigurationReconciler
-from flyball_server.jobs.reconcile.solve import PlanningSlots
+from flyball_server.jobs.reconcile.solve import NUM_SLOTS
 from flyball_server.jobs.savings.comparisons import ComparisonReconciler
 
 
 def all_reconcilers() -> tuple[Reconciler, ...]:
     """Return a new set of reconcilers for one reconcile loop; some cache their last reads."""
-    slots = PlanningSlots()
+    slots = Semaphore(NUM_SLOTS)
     return (
         ExpiryReconciler(),
         ConditionsReconciler(),
@@ -34,6 +36,6 @@ def all_reconcilers() -> tuple[Reconciler, ...]:
         ComparisonReconciler(),
         PlanReconciler(slots),
         ReconfigurationReconciler(),
-        OrderAdviceReconciler(slots),
         PruningReconciler(),
+        OrderAdviceReconciler(slots),
     )

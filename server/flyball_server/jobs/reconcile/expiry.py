@@ -25,8 +25,6 @@ LONGEST_PERIOD_S = 600.0
 class ExpiryReconciler:
     """Reconciler that ends and expires jobs, and deletes those that were over for long enough."""
 
-    order = 10
-
     def __init__(self) -> None:
         # Calls of ranks while no planner was running are not recorded.
         self._began: datetime | None = None

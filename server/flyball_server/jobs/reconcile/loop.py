@@ -31,8 +31,12 @@ _STOP_TIMEOUT_S = 10.0
 _STORE_RETRY_S = 5.0
 # Limit of a wait: a condition cannot wait for centuries, which a reconciler may request.
 _LONGEST_WAIT_S = 600.0
-# Placeholder for all jobs: no job has this name.
-_ALL = ""
+# Placeholders for all jobs, and for the rows of deleted ones: no job has these names.
+_ALL, _DELETED = "", "/deleted"
+_UNDONE = {
+    _ALL: "jobs are not reconciled yet",
+    _DELETED: "rows of deleted jobs are left for later",
+}
 
 
 class Reconciler(Protocol):
@@ -52,11 +56,6 @@ class Reconciler(Protocol):
     """
 
     @property
-    def order(self) -> int:
-        """Position among the reconcilers, which are called in rising order for each job."""
-        ...
-
-    @property
     def runs_after_posts(self) -> Callable[[JobReader, JobRecord], bool] | None:
         """Function that returns whether a post may give it something to do; None: none does."""
         ...
@@ -74,7 +73,8 @@ class Reconciler(Protocol):
 class ReconcileLoop:
     """Threads that call the reconcilers for each enqueued job, one thread per job at a time.
 
-    Among several planners on one store only one reconciles a job at a time.
+    Among several planners on one store only one reconciles a job at a time. They also remove the
+    rows of deleted jobs, a few at a time.
 
     Args:
         reconcilers: reconcilers called for each job, in their order.
@@ -82,7 +82,7 @@ class ReconcileLoop:
     """
 
     def __init__(self, reconcilers: Sequence[Reconciler], *, round_s: float = ROUND_S) -> None:
-        self._reconcilers = tuple(sorted(reconcilers, key=lambda reconciler: reconciler.order))
+        self._reconcilers = tuple(reconcilers)
         self._round_s = round_s
         self._changed = threading.Condition()
         # By job, time of the next reconciliation, monotonic s.
@@ -102,7 +102,8 @@ class ReconcileLoop:
         """Enqueue all jobs after a possible change; thread-safe and cheap."""
         with self._changed:
             self._reconciled_s.clear()
-            self._be_due(_ALL, time.monotonic())
+            for placeholder in (_ALL, _DELETED):
+                self._be_due(placeholder, time.monotonic())
 
     def runs_after_posts(self, reader: JobReader, job: JobRecord) -> bool:
         """Return whether a reconciler may have something to do after a post of the ranks."""
@@ -170,18 +171,20 @@ class ReconcileLoop:
             self._changed.notify()  # it may have been enqueued meanwhile
 
     def _reconcile_due(self, services: JobServices, job_id: str) -> float | None:
-        """Reconcile one job, or enqueue all; return the seconds until it is due again."""
+        """Reconcile one job, or act on a placeholder; return the seconds until it is due again."""
         try:
             if job_id == _ALL:
                 return self._enqueue_all(services)
+            if job_id == _DELETED:
+                return 0.0 if services.store.forget_some() else self._round_s
             with (
                 services.store.lock(f"reconcile {job_id}", waits=False) as is_mine,
                 about(job=job_id),
             ):
                 return self._reconcile(services, job_id) if is_mine else _ELSEWHERE_S
         except JobsError as error:
-            what = "jobs are" if job_id == _ALL else f"job {job_id} is"
-            _LOG.warning("%s not reconciled yet: %s", what, error.message)
+            undone = _UNDONE.get(job_id, f"job {job_id} is not reconciled yet")
+            _LOG.warning("%s: %s", undone, error.message)
             return _STORE_RETRY_S
 
     def _enqueue_all(self, services: JobServices) -> float:
@@ -194,7 +197,7 @@ class ReconcileLoop:
                 is_new = job_id not in self._reconciled_s
                 wait_s = 0.0 if is_new else self._round_s * number / len(job_ids)
                 self._be_due(job_id, now_s + wait_s)
-            for gone in self._reconciled_s.keys() - {*job_ids, *self._due_s, _ALL}:
+            for gone in self._reconciled_s.keys() - {*job_ids, *self._due_s, *_UNDONE}:
                 del self._reconciled_s[gone]
         return self._round_s
 
@@ -203,8 +206,10 @@ class ReconcileLoop:
         for reconciler in self._reconcilers:
             try:
                 again_s = reconciler(services, job_id)
-            except UnknownJobError:
-                return None  # deleted, or renamed
+            except UnknownJobError:  # deleted, or renamed
+                with self._changed:
+                    self._be_due(_DELETED, time.monotonic())
+                return None
             except JobsError as error:
                 _LOG.warning("job %s: %s", job_id, error.message)
                 asked_s += [_STORE_RETRY_S] if isinstance(error, StoreError) else []

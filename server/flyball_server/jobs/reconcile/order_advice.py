@@ -30,7 +30,6 @@ class OrderAdviceReconciler(SlottedReconciler):
     delays or its nodes have changed; stragglers and timetables do not count.
     """
 
-    order = 80
     runs_after_posts = None  # a job is reconciled after it was planned
 
     def __call__(self, services: JobServices, job_id: str) -> float | None:
@@ -38,7 +37,7 @@ class OrderAdviceReconciler(SlottedReconciler):
         due = _due(services, job_id)
         if due is None:
             return None
-        with self._slots.taken() as is_free:
+        with self.slot() as is_free:
             if not is_free:
                 return SLOT_RETRY_S
             with suppress(*OBSOLETE):

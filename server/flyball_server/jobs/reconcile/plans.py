@@ -47,7 +47,6 @@ LOST_PAUSE_S, LONGEST_LOST_PAUSE_S = 10.0, 3600.0
 class PlanReconciler(SlottedReconciler):
     """Reconciler that plans a job whose newest version is not what it should run."""
 
-    order = 57
     runs_after_posts = None  # posts change findings, whose reconcilers run before this one
 
     def __call__(self, services: JobServices, job_id: str) -> float | None:
@@ -60,7 +59,7 @@ class PlanReconciler(SlottedReconciler):
         stands = snapshot.standing(services, target)
         planning = _Planning(services=services, snapshot=snapshot, target=target)
         if stands.is_due:
-            with self._slots.taken() as is_free:
+            with self.slot() as is_free:
                 if not is_free:
                     return SLOT_RETRY_S
                 try:
@@ -74,8 +73,8 @@ class PlanReconciler(SlottedReconciler):
         elif not stands.is_settled(snapshot.job):
             planning.store(None)
         waits_s = [] if target.changes_in_s is None else [target.changes_in_s]
-        if stands.again_unix_s is not None:
-            waits_s.append(stands.again_unix_s - services.now().timestamp())
+        if stands.failure is not None and stands.failure.again_unix_s is not None:
+            waits_s.append(stands.failure.again_unix_s - services.now().timestamp())
         return min(waits_s, default=None)
 
 

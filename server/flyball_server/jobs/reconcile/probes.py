@@ -10,7 +10,7 @@ from flyball_profiles.gpu_windows import GpuTableError
 from flyball_server.jobs.conditions.changes import num_changed, stage_conditions
 from flyball_server.jobs.errors import InvalidFieldError, JobsError
 from flyball_server.jobs.job_state import UNPROFILED, JobInput
-from flyball_server.jobs.probing import ProbingRecord, probe_plans, read_probing
+from flyball_server.jobs.probing import ProbingRecord, probe_plans, probe_setup, read_probing
 from flyball_server.jobs.reconcile.solve import (
     SLOT_RETRY_S,
     SlottedReconciler,
@@ -48,12 +48,10 @@ class ProbeReconciler(SlottedReconciler):
     Once profiling is over without a plan, the ranks return to their highest clocks.
     """
 
-    order = 30
-
     def runs_after_posts(self, reader: JobReader, job: JobRecord) -> bool:
         """Return whether it is profiled, or its ranks may be left at the clocks of probes."""
         del reader
-        return is_probed(job) or _may_be_left_probing(job)
+        return is_probed(job) or job.state == JobState.PLANNING_FAILED
 
     def __call__(self, services: JobServices, job_id: str) -> float | None:
         """Take the next step of profiling the job."""
@@ -67,11 +65,11 @@ class ProbeReconciler(SlottedReconciler):
         if record is None:
             return None
         try:
-            setup = record.setup(services.gpu_window)
+            setup = probe_setup(record, services.gpu_window)
         except (InvalidFieldError, PipelineError, GpuTableError) as error:
             _refuse(services, job, str(error), record)
             return None
-        with self._slots.taken() as is_free:
+        with self.slot() as is_free:
             if not is_free:
                 return SLOT_RETRY_S
             try:
@@ -181,13 +179,9 @@ def _refuse(services: JobServices, job: JobRecord, problem: str, record: Probing
     _back_to_highest(services, job.job_id)
 
 
-def _may_be_left_probing(job: JobRecord) -> bool:
-    return job.state == JobState.PLANNING_FAILED
-
-
 def _is_left_probing(reader: JobReader, job_id: str) -> bool:
     """Return whether the ranks of a job that could not be planned still probe."""
-    if not _may_be_left_probing(reader.require_job(job_id)):
+    if reader.require_job(job_id).state != JobState.PLANNING_FAILED:
         return False
     newest = reader.newest_plan(job_id)
     return (

@@ -183,8 +183,6 @@ class ReconfigurationReconciler:
     adapt to nothing.
     """
 
-    order = 70
-
     def runs_after_posts(self, reader: JobReader, job: JobRecord) -> bool:
         """Return whether measured waits raise its clocks."""
         del reader

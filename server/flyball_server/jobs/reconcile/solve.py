@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Generator
 from concurrent.futures import CancelledError, Future, wait
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from flyball_server.jobs.errors import PlanningStoppedError, StoreError, UnknownJobError
 from flyball_server.jobs.records import JobRecord
@@ -35,40 +35,25 @@ NUM_SLOTS = 16
 SLOT_RETRY_S = 1.0
 
 
-class PlanningSlots:
-    """Limit of the plannings that reconcilers wait for; taking a slot does not block.
-
-    Args:
-        num_slots: number of concurrent plannings.
-    """
-
-    def __init__(self, num_slots: int = NUM_SLOTS) -> None:
-        self._free = threading.Semaphore(num_slots)
-
-    @contextmanager
-    def taken(self) -> Generator[bool]:
-        """Try to take a slot for the block; yield true if one was free."""
-        is_free = self._free.acquire(blocking=False)
-        try:
-            yield is_free
-        finally:
-            if is_free:
-                self._free.release()
-
-
-# For callers that plan one job at a time.
-PLENTY = PlanningSlots(1_000_000)
-
-
 class SlottedReconciler:
     """Base of the reconcilers that solve.
 
     Args:
-        slots: slots for the plannings that the reconcile loop waits for.
+        slots: slots for the plannings that the reconcile loop waits for; None: its own.
     """
 
-    def __init__(self, slots: PlanningSlots = PLENTY) -> None:
-        self._slots = slots
+    def __init__(self, slots: threading.Semaphore | None = None) -> None:
+        self._slots = slots or threading.Semaphore(NUM_SLOTS)
+
+    @contextmanager
+    def slot(self) -> Generator[bool]:
+        """Try to take a slot for the block, without waiting; yield true if one was free."""
+        is_free = self._slots.acquire(blocking=False)
+        try:
+            yield is_free
+        finally:
+            if is_free:
+                self._slots.release()
 
 
 class SupersededError(Exception):
@@ -137,7 +122,7 @@ def _awaited(
 ) -> ResultT:
     began_s: float | None = None
     limit_s = services.planning_timeout_s
-    while not _is_done(future):
+    while not wait([future], POLL_PERIOD_S).done:
         _check_wanted(services, job, is_wanted)
         if future.running():
             # Waiting for a process does not count.
@@ -152,10 +137,6 @@ def _awaited(
         return future.result()
     except (SolveStoppedError, CancelledError):
         raise PlanningStoppedError(job_id=job.job_id) from None
-
-
-def _is_done(future: Future[Any]) -> bool:
-    return bool(wait([future], POLL_PERIOD_S).done)
 
 
 def _check_wanted(services: JobServices, job: JobRecord, is_wanted: IsWanted) -> None:

@@ -13,13 +13,7 @@ from flyball_server.jobs.store.sql.job_writer import JobWriter
 
 
 class RankBatch:
-    """Ranks of a job that calls refer to, read when the first of them is needed.
-
-    Args:
-        reader: reader of the transaction that handles the calls.
-        job_id: ID of their job.
-        ranks: numbers of the ranks of these calls.
-    """
+    """Ranks of a job that calls refer to, read when the first of them is needed."""
 
     def __init__(self, reader: JobReader, job_id: str, ranks: Iterable[int]) -> None:
         self._reader = reader

@@ -9,7 +9,7 @@ from flyball_pipeline.schedules.envpipe import ENVPIPE
 from flyball_pipeline.schedules.explicit import EXPLICIT, explicit_order, schedule_of_order
 from flyball_pipeline.schedules.inputs import ScheduleInputs
 from flyball_pipeline.schedules.table import SCHEDULES, make_schedule
-from flyball_server.jobs.bounds import check_count, check_length, check_text
+from flyball_server.jobs.bounds import check_count, check_text
 from flyball_server.jobs.errors import InvalidFieldError
 from flyball_server.jobs.probing import probing_schedule
 from flyball_server.jobs.wanted.request import GpuTable, given_power_w, gpu_window
@@ -81,7 +81,9 @@ def _check_order(spec: JobSpec) -> None:
         return
     if spec.order is None:
         raise OptionError(f"must be given with schedule {EXPLICIT}", field="order")
-    check_length("order", len(spec.order), (spec.num_stages,))
+    if len(spec.order) != spec.num_stages:
+        message = f"must have {spec.num_stages} values, not {len(spec.order)}"
+        raise InvalidFieldError("order", message)
     try:
         order = explicit_order(spec.order, spec.virtual_stages)
         build_dag(schedule_of_order(order, spec.num_microbatches))

@@ -115,21 +115,14 @@ def progress_of(comparison: Comparison | None, fold: StepFold) -> ComparisonStat
     )
 
 
-def comparison_cycle(
-    num_pairs: int, iteration_time_s: float, *, block_steps: int | None = None
-) -> tuple[bool, ...]:
+def comparison_cycle(num_pairs: int, iteration_time_s: float) -> tuple[bool, ...]:
     """Return which steps run at the highest clocks: plan, highest, highest, plan, in blocks.
 
-    In that order of blocks a drift of the machine cancels in each group of four.
-
-    Args:
-        num_pairs: number of steps of either kind.
-        iteration_time_s: predicted iteration time, s.
-        block_steps: number of steps in a block; None: enough for BLOCK_S, limited so that at least
-            MIN_BLOCKS of either kind remain.
+    In that order of blocks a drift of the machine cancels in each group of four. A block takes
+    BLOCK_S or longer, but at least MIN_BLOCKS of either kind remain.
     """
     longest = max(1, num_pairs // MIN_BLOCKS)
-    steps = block_steps or min(longest, max(1, math.ceil(BLOCK_S / iteration_time_s)))
+    steps = min(longest, max(1, math.ceil(BLOCK_S / iteration_time_s)))
     return (False,) * steps + (True,) * 2 * steps + (False,) * steps
 
 
@@ -141,8 +134,6 @@ def num_measured_pairs(fold: StepFold, version: int | None) -> int:
 
 class ComparisonReconciler:
     """Reconciler that follows a comparison with the highest clocks to its end."""
-
-    order = 56
 
     def runs_after_posts(self, reader: JobReader, job: JobRecord) -> bool:
         """Return whether a comparison is requested or running."""

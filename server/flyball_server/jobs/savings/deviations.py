@@ -125,42 +125,38 @@ def _undisturbed_text(undisturbed: Undisturbed) -> str:
     return f"The figures count them; of {others} they are {' and '.join(figures)}."
 
 
-def no_clocks_deviation(num_steps: int) -> tuple[Deviation, ...]:
-    """Return what steps did to a job's sums on which no rank ran a plan, and some set no clocks."""
-    if not num_steps:
-        return ()
-    return (
-        Deviation(
-            kind=DeviationKind.NO_CLOCKS,
-            num_steps=num_steps,
-            num_events=num_steps,
-            is_counted=True,
-            text=(
-                f"{_counted(num_steps, 'step')} ran without a plan, and a rank set no clocks: its"
-                " clocks are not known, so these steps are no baseline."
-            ),
-        ),
-    )
-
-
-def default_clocks_deviation(
-    num_steps: int, time_s: float, energy_j: float | None
+def deviations_without_plan(
+    num_at_default: int, time_s: float, energy_j: float | None, *, num_without_clocks: int
 ) -> tuple[Deviation, ...]:
-    """Return what steps at default clocks did to a job's sums; nothing where there are none."""
-    if not num_steps:
-        return ()
+    """Return what steps without a plan did to a job's sums.
+
+    Args:
+        num_at_default: number of them at default clocks, on ranks that all set clocks.
+        time_s: time of these, s.
+        energy_j: energy of these, J; None: a rank could not read it.
+        num_without_clocks: number of the others.
+    """
     energy = "" if energy_j is None else f", {energy_j / 1e3:.1f} kJ"
-    return (
+    texts = {
+        DeviationKind.DEFAULT_CLOCKS: (
+            num_at_default,
+            f", at default clocks ({time_s:.1f} s{energy}). Such steps may serve as a baseline.",
+        ),
+        DeviationKind.NO_CLOCKS: (
+            num_without_clocks,
+            ", and a rank set no clocks: its clocks are not known, so these steps are no baseline.",
+        ),
+    }
+    return tuple(
         Deviation(
-            kind=DeviationKind.DEFAULT_CLOCKS,
+            kind=kind,
             num_steps=num_steps,
             num_events=num_steps,
             is_counted=True,
-            text=(
-                f"{_counted(num_steps, 'step')} ran without a plan, at default clocks"
-                f" ({time_s:.1f} s{energy}). Such steps may serve as a baseline."
-            ),
-        ),
+            text=f"{_counted(num_steps, 'step')} ran without a plan{text}",
+        )
+        for kind, (num_steps, text) in texts.items()
+        if num_steps
     )
 
 

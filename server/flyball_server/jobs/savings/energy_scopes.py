@@ -17,12 +17,7 @@ def common_scope(ranks: Sequence[RankRecord]) -> EnergyScope | None:
 
 
 def scope_notes(ranks: Sequence[RankRecord], profile_scope: EnergyScope | None) -> list[str]:
-    """Return a line for each thing that is not comparable.
-
-    Args:
-        ranks: ranks of the job.
-        profile_scope: what the energies of its profile count; None: not known.
-    """
+    """Return a line for each thing that is not comparable."""
     by_scope: dict[EnergyScope, list[int]] = {}
     for rank in ranks:
         if rank.energy_scope is not None and not rank.has_left:

@@ -186,14 +186,7 @@ def caveats_of(
     *,
     is_at_default_clocks: bool,
 ) -> tuple[str, ...]:
-    """Return what limits a comparison with steps of another time, a sentence each.
-
-    Args:
-        on_plan: steps on the plan, at least one.
-        baseline: steps that they are compared with, at least one.
-        gpu_changes: GPUs that were replaced during the job.
-        is_at_default_clocks: true if the baseline ran without a plan.
-    """
+    """Return what limits a comparison with steps of another time, a sentence each."""
     ran = ", at default clocks" if is_at_default_clocks else ""
     caveats = [
         f"The baseline was measured at another time: steps {baseline.first_step} to"

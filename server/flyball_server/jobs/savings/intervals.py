@@ -10,7 +10,7 @@ Intervals are two-sided, by Student's t.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from flyball_wire.savings import Estimate
@@ -41,6 +41,21 @@ class MeanEstimate:
     variance: float | None
     degrees_of_freedom: float
     num_steps: int
+
+    @classmethod
+    def of_parts(cls, mean: float, parts: Sequence[float], *, num_steps: int) -> MeanEstimate:
+        """Return the mean with the variance that independent means of parts of the steps show."""
+        num = len(parts)
+        if num < 2:
+            return cls(mean=mean, variance=None, degrees_of_freedom=0, num_steps=num_steps)
+        center = math.fsum(parts) / num
+        squares = math.fsum((part - center) ** 2 for part in parts)
+        return cls(
+            mean=mean,
+            variance=squares / (num - 1) / num,
+            degrees_of_freedom=num - 1,
+            num_steps=num_steps,
+        )
 
     def interval(self) -> Estimate:
         """Return the mean with its confidence interval: mean +- t * standard error."""

@@ -8,11 +8,7 @@ from dataclasses import dataclass, field
 from flyball_server.jobs.loop_state import GpuChange
 from flyball_server.jobs.measurements.step_fold import StepFold, VersionFold
 from flyball_server.jobs.measurements.step_pairs import StepSeries
-from flyball_server.jobs.savings.deviations import (
-    Undisturbed,
-    default_clocks_deviation,
-    no_clocks_deviation,
-)
+from flyball_server.jobs.savings.deviations import Undisturbed, deviations_without_plan
 from flyball_server.jobs.savings.headline import caveats_of, is_across_scopes, scope_caveats
 from flyball_server.jobs.savings.intervals import MeanEstimate, combined, ratio_of, scaled
 from flyball_wire.savings import BaselineOrigin, Deviation, Estimate, MeasuredSavings
@@ -67,12 +63,7 @@ class JobSavings:
 
 
 def savings_of(fold: StepFold, gpu_changes: Sequence[GpuChange] = ()) -> JobSavings:
-    """Return the savings of all steps so far.
-
-    Args:
-        fold: running totals of the job's steps.
-        gpu_changes: GPUs that were replaced during the job.
-    """
+    """Return the savings of all steps so far."""
     at_default = fold.at_default
     versions = tuple(
         _version_savings(fold, version, gpu_changes)
@@ -87,11 +78,11 @@ def savings_of(fold: StepFold, gpu_changes: Sequence[GpuChange] = ()) -> JobSavi
         saved_of_j=_saved_of_j(versions),
         versions=versions,
         num_unknown=fold.num_unknown,
-        deviations=(
-            *default_clocks_deviation(
-                at_default.num_steps, at_default.time_s, at_default.whole_energy_j()
-            ),
-            *no_clocks_deviation(fold.num_without_clocks),
+        deviations=deviations_without_plan(
+            at_default.num_steps,
+            at_default.time_s,
+            at_default.whole_energy_j(),
+            num_without_clocks=fold.num_without_clocks,
         ),
     )
 

@@ -41,6 +41,8 @@ class JobStore(Protocol):
     - Data of a job can only be saved while the job exists (and measured steps only while their
       rank does): otherwise ValueError, which is a mistake of the caller.
     - Plans are never changed, and removed only with their job.
+    - A deleted job cannot be found any more, nor can its rows, which may be millions. `forget_some`
+      removes them; what a killed planner has left, another removes.
     - A step belongs to a run of its job, by number. The totals of a job's steps are stored with the
       place that they have reached, so that no step is added to them twice.
     - A lock has one holder at a time, across processes too if they share the store, and ends with
@@ -68,6 +70,10 @@ class JobStore(Protocol):
 
     def writing(self, subject: str) -> AbstractContextManager[JobWriter]:
         """Open a transaction that may change data of a job, by its ID, or TOKENS."""
+        ...
+
+    def forget_some(self) -> bool:
+        """Remove some rows of deleted jobs, for a moment; return whether more are left."""
         ...
 
     def check_writing(self) -> None:

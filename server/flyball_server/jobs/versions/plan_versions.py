@@ -34,7 +34,6 @@ def add_version(
     *,
     solve_s: float = 0.0,
     measurement_detail: MeasurementDetail = MeasurementDetail.TOTALS,
-    baseline_cycle: tuple[bool, ...] = (),
     digest: str | None = None,
 ) -> PlanRecord:
     """Store the plan as the job's next version, inside the caller's transaction.
@@ -52,7 +51,6 @@ def add_version(
         solve_s=solve_s,
         plan=plan,
         measurement_detail=measurement_detail,
-        baseline_cycle=baseline_cycle,
         digest=digest,
     )
     return add_again(services, writer, record)
@@ -192,8 +190,8 @@ def _settle(services: JobServices, writer: JobWriter, job_id: str, version: int)
     plan = writer.require_plan(job_id, version)
     first_step = _earliest_first_step(writer, plan)
     if found.first_step is None:
-        if _is_overtaken(version, versions):
-            return False
+        if any(entry.version > version and entry.first_step is not None for entry in versions):
+            return False  # a newer version has been named
         writer.name_first_step(job_id, version, first_step)
         has_work = writer.find_loop_state(job_id).work is not None
         if plan.measurement_detail == MeasurementDetail.TOTALS and not has_work:
@@ -209,11 +207,6 @@ def _is_held_by_all(reader: JobReader, job_id: str, version: int) -> bool:
     """Return whether just this version was the last that each rank acknowledged."""
     num_ranks = reader.require_job(job_id).spec.num_expected_ranks
     return reader.count_ranks_holding(job_id, version) == num_ranks
-
-
-def _is_overtaken(version: int, versions: tuple[PlanVersion, ...]) -> bool:
-    """Return whether a newer version has been named."""
-    return any(entry.version > version and entry.first_step is not None for entry in versions)
 
 
 def _earliest_first_step(reader: JobReader, record: PlanRecord) -> int:

@@ -92,11 +92,6 @@ def answer(
 
     A failure is reported to the caller of the input that was changed last, not to a rank that
     repeats an older version.
-
-    Args:
-        services: services of the use cases.
-        snapshot: current snapshot of the job.
-        asked_by: input that the caller has stored.
     """
     job, stands = snapshot.job, snapshot.standing(services)
     if not stands.is_settled(job):

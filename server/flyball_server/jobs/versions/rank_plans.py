@@ -27,6 +27,7 @@ from flyball_server.jobs.errors import (
     UnknownJobError,
     UnknownRankError,
 )
+from flyball_server.jobs.findings.step_ratios import clock_times
 from flyball_server.jobs.measurements.announced_work import (
     change_delays,
     coefficients_of,
@@ -115,16 +116,11 @@ def planned_times_s(
         for slowed in planned_inputs.stage_slowdowns
         if slowed.stage == rank.stage
     }
-    times_s: dict[tuple[str, int, int], float] = {}
-    alike = {
-        (kind, chunk, clock): each for each in instructions for kind, _, clock, chunk in [each]
-    }
-    for (kind, chunk, clock_mhz), instruction in alike.items():
-        time_s = _time_s(_points(profile, rank.stage, instruction), clock_mhz)
-        if time_s is None:
-            return None
-        times_s[str(kind), chunk, clock_mhz] = time_s * slowdown * drifts.get(str(kind), 1.0)
-    return times_s
+    profiled_s = clock_times(profile, rank.stage)
+    alike = dict.fromkeys((str(kind), chunk, mhz) for kind, _, mhz, chunk in instructions)
+    if not alike.keys() <= profiled_s.keys():
+        return None
+    return {each: profiled_s[each] * slowdown * drifts.get(each[0], 1.0) for each in alike}
 
 
 def pipeline_part(
@@ -135,13 +131,6 @@ def pipeline_part(
     step_power: StepPower | None = None,
 ) -> RankPipeline | None:
     """Return a rank's pipeline, from which the clocks of single steps are chosen.
-
-    Args:
-        plan: the plan.
-        rank: the rank.
-        profile: the job's profile.
-        work: announced work of the job.
-        step_power: correction of steps' deadlines; None: none was measured.
 
     Returns:
         None where its steps get no plans of their own: it never flushes, the profile is not the
@@ -159,11 +148,6 @@ def large_parts(plan: Plan, profile: StageProfile, work: WorkModel) -> str | Non
     """Return that ranks do not take pipelines as large, in one line; None: they do.
 
     Later plans of the job may have more requests of clocks; a tenth is left for them.
-
-    Args:
-        plan: newest plan of the job.
-        profile: the job's profile.
-        work: announced work of the job.
     """
     for pipeline in plan.pipelines:
         part = _packed(plan, pipeline, profile, work)
@@ -222,10 +206,6 @@ def _packed(
 def check_parts_fit(plan: Plan, *, cycle_length: int = 0) -> None:
     """Check that ranks can take their parts of a plan.
 
-    Args:
-        plan: Plan of a version.
-        cycle_length: Number of steps of a comparison's cycle.
-
     Raises:
         InvalidFieldError: A part is too large.
     """
@@ -272,13 +252,6 @@ def _points(
     chunks = profile.chunks or (profile,)
     of_chunk = chunks[instruction.chunk] if instruction.chunk < len(chunks) else profile
     return of_chunk.points.get((stage, InstructionKind(instruction.kind)), ())
-
-
-def _time_s(points: Sequence[OperatingPoint], frequency_mhz: int) -> float | None:
-    for point in points:
-        if point.frequency_mhz == frequency_mhz:
-            return point.time_s
-    return None
 
 
 _LOG = logging.getLogger(__name__)
@@ -390,15 +363,7 @@ def part_of(
     profile: StageProfile | None,
     planned_inputs: PlanningInputs,
 ) -> RankPlan:
-    """Return this rank's part of a version.
-
-    Args:
-        plan: the version.
-        rank: the rank.
-        profile: the job's profile; None: none is known.
-        planned_inputs: inputs of the version's planning; where steps get clocks of their own, its
-            announced work.
-    """
+    """Return this rank's part of a version."""
     work = planned_inputs.step_work
     instructions = rank_instructions(plan.plan, rank)
     pipeline = None

@@ -102,19 +102,8 @@ class PlanToSolve:
         counted = replace(self, asked=asked, options=asked, reconfigure_granularity_mhz=0)
         return digest_of([counted, _digest_of_order(order)])
 
-    def with_options(self, **changes: Any) -> PlanToSolve:  # noqa: ANN401 - of any option
-        """Return the request with some options changed."""
-        return replace(
-            self,
-            asked=replace(self.asked, **changes),
-            options=replace(self.options, **changes),
-        )
-
     def of_profile(self, profile: StageProfile) -> SlowedRequest:
-        """Return the request for the planner.
-
-        Args:
-            profile: profile with this digest.
+        """Return the request for the planner, from the profile with this digest.
 
         Raises:
             PlanningError: a slowdown is of a stage or pipeline that does not exist.
@@ -143,14 +132,7 @@ def plan_to_solve(
     findings: JobLoopState,
     inputs: PlanningInputs,
 ) -> PlanToSolve:
-    """Return the job's request, without slowdown factors.
-
-    Args:
-        spec: current specification.
-        profile: digest of the job's profile.
-        gpu_table: GPU windows by name.
-        findings: findings of the job, of which its measured blocking power is read here.
-        inputs: planning inputs: target, delays and placement.
+    """Return the job's request, without slowdown factors; `profile` is a digest.
 
     Raises:
         InvalidFieldError: the blocking power is unknown.
@@ -267,12 +249,6 @@ def with_measured_delays(
     has_given_transitions: bool,
 ) -> PlanOptions:
     """Return options with the measured tail, transfers and clock changes; given times win.
-
-    Args:
-        options: options of the job.
-        num_stages: number of stages of the job.
-        delays: measured delays; None: not measured.
-        has_given_transitions: the job gives the times of its clock changes.
 
     Raises:
         PlanningError: the GPUs of a node would take too long to change their clocks together.

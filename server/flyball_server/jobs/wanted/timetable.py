@@ -65,16 +65,15 @@ def check_timetable(timetable: Timetable) -> None:
             raise InvalidFieldError(f"{where}.target", error.message) from None
 
 
-def target_at(timetable: Timetable, default: str, now: datetime) -> str:
-    """Return the current target: that of the first matching window, or `default`.
+def target_at(timetable: Timetable, now: datetime) -> str | None:
+    """Return the target of the first window that matches; None: the job's own.
 
     Args:
         timetable: timetable accepted by `check_timetable`.
-        default: the job's own target.
         now: current time, with a time zone.
     """
     held = _window_at(_read_all(timetable), now.astimezone(_zone(timetable)))
-    return default if held is None else timetable.windows[held].target
+    return None if held is None else timetable.windows[held].target
 
 
 def next_change(timetable: Timetable, now: datetime) -> datetime | None:

@@ -21,9 +21,8 @@ from flyball_server.jobs.wanted.request import (
     plan_to_solve,
 )
 from flyball_server.jobs.wanted.timetable import next_change, target_at
-from flyball_wire.measurements import MeasurementDetail
 from flyball_wire.messages import JobState
-from flyball_wire.plans.plan import Purpose, Slowdown
+from flyball_wire.plans.plan import Slowdown
 
 # Time in s within which a change of the system clock is noticed.
 LONGEST_PAUSE_S = 600.0
@@ -33,8 +32,6 @@ LONGEST_PAUSE_S = 600.0
 class Wanted:
     """Plan that a job should run now, as a request to solve."""
 
-    #: What the version is for.
-    purpose: Purpose
     #: Planning inputs of the request.
     inputs: PlanningInputs = field(default_factory=PlanningInputs)
     #: Request of the plan; None: there is no profile, or `problem` says why there is none.
@@ -75,19 +72,15 @@ def wanted(
     """
     changes_in_s = _changes_in_s(findings, now)
     if profile is None:
-        purpose = Purpose.PROBE if job.spec.is_profiled_online else Purpose.PLAN
-        return Wanted(purpose=purpose, changes_in_s=changes_in_s)
+        return Wanted(changes_in_s=changes_in_s)
     inputs = planning_inputs(findings, now)
     try:
         plan = plan_to_solve(job.spec, profile, gpu_table, findings, inputs)
         plan = with_slowdowns(plan, inputs, ranks)
     except (InvalidFieldError, PipelineError) as error:
         message = error.problem if isinstance(error, InvalidFieldError) else error.message
-        problem = (error.field, message)
-        return Wanted(purpose=Purpose.PLAN, problem=problem, changes_in_s=changes_in_s)
-    is_raised = plan.measurement_detail == MeasurementDetail.INSTRUCTIONS
+        return Wanted(problem=(error.field, message), changes_in_s=changes_in_s)
     return Wanted(
-        purpose=Purpose.RAISE if is_raised else Purpose.PLAN,
         inputs=inputs,
         plan=plan,
         may_miss=inputs.target is not None or findings.tried_target == job.spec.target,
@@ -99,7 +92,7 @@ def planning_inputs(findings: JobLoopState, now: datetime) -> PlanningInputs:
     """Return what is planned with at this time, beside specification and profile."""
     target = None
     if findings.timetable is not None:
-        target = target_at(findings.timetable, "", now) or None
+        target = target_at(findings.timetable, now)
     return replace(
         findings.lasting,
         target=target,
@@ -181,8 +174,6 @@ class Standing:
     is_compared: bool | None = None
     #: Failed attempt that stands for now; None: none.
     failure: Attempt | None = None
-    #: Unix time from which the failed attempt is repeated; None: other inputs alone mend it.
-    again_unix_s: float | None = None
     #: True if there is nothing to solve, or a planner with a newer function has planned the job.
     is_idle: bool = False
 
@@ -206,14 +197,7 @@ class Standing:
 def standing(
     target: Wanted, newest: NewestVersion | None, findings: JobLoopState, now_unix_s: float
 ) -> Standing:
-    """Return where a job stands: planned, failed, or with something to solve.
-
-    Args:
-        target: what it should run.
-        newest: its newest version; None: none yet.
-        findings: findings about the job, with its attempts.
-        now_unix_s: current time, Unix time in s.
-    """
+    """Return where a job stands: planned, failed, or with something to solve."""
     digest, ran = target.digest, None if newest is None else newest.digest
     done = [ran or "", *(attempt.digest for attempt in findings.attempts[-1:])]
     if digest is None or any(map(is_of_newer_function, filter(None, done))):
@@ -229,7 +213,7 @@ def standing(
         return Standing(is_due=True)
     if attempt.problem is None:
         return Standing(reuse=attempt)
-    return Standing(failure=attempt, again_unix_s=attempt.again_unix_s)
+    return Standing(failure=attempt)
 
 
 def _is_compared(newest: NewestVersion | None, findings: JobLoopState) -> bool | None:

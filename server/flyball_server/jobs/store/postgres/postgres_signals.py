@@ -31,9 +31,6 @@ class PostgresSignals:
     The thread and its connection start with the first signal or listener after `start`. While
     PostgreSQL is unreachable, signals reach this process alone; afterwards they are sent, and the
     listener is called with None. The same holds if the process has no thread or file left for them.
-
-    Args:
-        address: address of the database.
     """
 
     def __init__(self, address: PostgresAddress) -> None:

@@ -26,7 +26,7 @@ from flyball_server.jobs.store.postgres.postgres_engine import (
 from flyball_server.jobs.store.postgres.postgres_signals import PostgresSignals
 from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.jobs.store.sql.job_writer import AnyInsert, JobWriter, replacing
-from flyball_server.jobs.store.sql.sql_forgetting import Forgetting
+from flyball_server.jobs.store.sql.sql_forgetting import has_forgotten_jobs, remove_some
 from flyball_server.jobs.store.sql.sql_tables import migrate, rewrite_version
 from flyball_server.kit.named_locks import NamedLocks
 
@@ -40,9 +40,6 @@ class PostgresLocks:
     PostgreSQL releases all locks of a planner when its connection ends: with the process, or when
     PostgreSQL restarts. The holder is not notified; its later changes are still checked against the
     job's revision.
-
-    Args:
-        address: address of the database.
     """
 
     def __init__(self, address: PostgresAddress) -> None:
@@ -173,12 +170,6 @@ class PostgresJobStore:
         self._subjects = NamedLocks()
         self._locks = PostgresLocks(self._address)
         self._signals = PostgresSignals(self._address)
-        self._forgetting = Forgetting(
-            reading=lambda: postgres_reading(self._opened(), self._address),
-            writing=lambda: postgres_writing(
-                self._opened(), self._address, key=lock_key("forget", "")
-            ),
-        )
 
     def __repr__(self) -> str:
         return f"PostgresJobStore({self._address.location!r})"
@@ -203,11 +194,9 @@ class PostgresJobStore:
         self._engine = engine
         self._locks.open()
         self._signals.start()
-        self._forgetting.start()
 
     def close(self) -> None:
         """Close all connections."""
-        self._forgetting.stop()
         engine, self._engine = self._engine, None
         if engine is not None:
             self._signals.stop()
@@ -230,10 +219,19 @@ class PostgresJobStore:
                 raise StoreBusyError(location=self._address.location)
             key = lock_key("write", subject)
             with postgres_writing(engine, self._address, key=key) as connection:
-                writer = PostgresWriter(connection, insert)
-                yield writer
-        if writer.has_forgotten:
-            self._forgetting.wake()
+                yield PostgresWriter(connection, insert)
+
+    def forget_some(self) -> bool:
+        """Remove some rows of deleted jobs; return whether more are left."""
+        with postgres_reading(self._opened(), self._address) as connection:
+            if not has_forgotten_jobs(connection):
+                return False
+        try:
+            key = lock_key("forget", "")
+            with postgres_writing(self._opened(), self._address, key=key) as connection:
+                return remove_some(connection)
+        except ValueError:  # another transaction has added rows meanwhile
+            return True
 
     def check_writing(self) -> None:
         """Store a small change that changes no data."""

@@ -309,15 +309,26 @@ class JobReader:
         return tuple(sorted((*pruned, *kept), key=lambda each: each.step)[:limit])
 
     def list_posted_steps(
-        self, job_id: str, run: int, *, after_step: int, limit: int, end_step: int | None = None
+        self,
+        job_id: str,
+        run: int | None = None,
+        *,
+        after_step: int = -1,
+        limit: int,
+        end_step: int | None = None,
     ) -> tuple[StepTotals, ...]:
-        """Return the first `limit` steps of a run in this range that are not pruned, rising."""
+        """Return the first `limit` steps of a run in this range that are not pruned, rising.
+
+        Without `run`, those of all runs.
+        """
         in_range = self._in_range(STEPS, job_id, after_step + 1, end_step)
+        if run is not None:
+            in_range.append(STEPS.c.run == run)
         if run:
             # Steps of the run before, of which there may be millions, follow.
             newest = select(FOLDS.c.newest_step).where(self._of(FOLDS, job_id)).scalar_subquery()
             in_range.append(STEPS.c.step <= newest)
-        query = step_totals(*in_range, STEPS.c.run == run).order_by(STEPS.c.step).limit(limit)
+        query = step_totals(*in_range).order_by(STEPS.c.step).limit(limit)
         return tuple(StepTotals(**row) for row in self._connection.execute(query).mappings())
 
     def find_fold_place(self, job_id: str) -> FoldPlace | None:
@@ -380,22 +391,6 @@ class JobReader:
                 of_job.where(PRUNED_STEPS.c.step.in_(some))
             ).scalars()
         )
-
-    def list_oldest_steps(self, job_id: str, limit: int) -> tuple[tuple[int, int, int], ...]:
-        """Return the first `limit` steps that are not pruned, rising.
-
-        Each with its number, the number of ranks that have posted it, and the Unix time of the
-        last post, s.
-        """
-        query = (
-            select(STEPS.c.step, func.count(), func.max(STEPS.c.stored_at))
-            .where(self._of(STEPS, job_id))
-            .group_by(STEPS.c.step)
-            .order_by(STEPS.c.step)
-            .limit(limit)
-        )
-        rows = self._connection.execute(query)
-        return tuple((step, num_ranks, stored_at) for step, num_ranks, stored_at in rows)
 
     def find_step_versions(
         self, job_id: str, ranks: Collection[int], first_step: int, end_step: int

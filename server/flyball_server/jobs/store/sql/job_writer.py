@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, Table, func, select
+from sqlalchemy import Column, Connection, Table, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from flyball_profiles.gpu_conditions import GpuConditions
@@ -32,7 +32,6 @@ from flyball_server.jobs.store.sql.job_reader import JobReader, some_at_a_time
 from flyball_server.jobs.store.sql.sql_rows import (
     detail_values,
     fold_rows,
-    job_values,
     loop_state_values,
     moments_of,
     moments_values,
@@ -79,25 +78,21 @@ class JobWriter(JobReader):
     Args:
         connection: inside a writing transaction.
         insert: function that makes the database's INSERT with replacement.
-
-    Attributes:
-        has_forgotten: true once there are rows of deleted jobs, for `sql_forgetting`.
     """
 
     def __init__(self, connection: Connection, insert: Insert) -> None:
         super().__init__(connection)
         self._insert = insert
-        self.has_forgotten = False
 
     def save_job(self, job: JobRecord) -> None:
         """Insert or replace the job."""
-        key = self._key(job.job_id)
-        values = job_values(job)
-        if key:
+        known_key = self._key(job.job_id)
+        key = known_key or secrets.token_hex(_KEY_BYTES)
+        values = values_of(job) | {"job_id": key}
+        if known_key:
             self._update_job(key, job.job_id, values)
         else:
-            key = secrets.token_hex(_KEY_BYTES)
-            values |= {"job_id": key, "name": job.job_id, "is_deleted": False}
+            values |= {"name": job.job_id, "is_deleted": False}
             self._connection.execute(JOBS.insert().values(values))
             self._keys[job.job_id] = key
 
@@ -247,26 +242,22 @@ class JobWriter(JobReader):
 
     def note_clocks(self, job_id: str, no_clocks: Mapping[int, str | None]) -> None:
         """Store by rank of a job why it sets no clocks, None: it does; ignore unknown ranks."""
-        for reason in set(no_clocks.values()):
-            ranks = [rank for rank, why in no_clocks.items() if why == reason]
-            is_news = RANKS.c.no_clocks.is_distinct_from(reason)
-            for some in some_at_a_time(ranks):
-                known = RANKS.update().where(self._of(RANKS, job_id), RANKS.c.rank.in_(some))
-                self._connection.execute(known.where(is_news).values(no_clocks=reason))
+        self._note(job_id, RANKS.c.no_clocks, no_clocks)
 
     def note_conditions(self, job_id: str, conditions: Mapping[int, GpuConditions]) -> bool:
         """Store by rank of a job the conditions of its GPU; return whether any are news."""
+        texts = {rank: str(found) for rank, found in conditions.items()}
+        return self._note(job_id, RANKS.c.conditions, texts) > 0
+
+    def _note(self, job_id: str, column: Column[Any], values: Mapping[int, str | None]) -> int:
+        """Store a column of some ranks by rank; return the number of those that have changed."""
         num_changed = 0
-        for found in set(conditions.values()):
-            ranks = [rank for rank, one in conditions.items() if one == found]
-            is_news = RANKS.c.conditions.is_distinct_from(str(found))
-            for some in some_at_a_time(ranks):
-                known = RANKS.update().where(self._of(RANKS, job_id), RANKS.c.rank.in_(some))
-                changed = self._connection.execute(
-                    known.where(is_news).values(conditions=str(found))
-                )
-                num_changed += changed.rowcount
-        return num_changed > 0
+        for value in set(values.values()):
+            is_news = (self._of(RANKS, job_id), column.is_distinct_from(value))
+            for some in some_at_a_time([rank for rank, of in values.items() if of == value]):
+                known = RANKS.update().where(*is_news, RANKS.c.rank.in_(some))
+                num_changed += self._connection.execute(known.values({column: value})).rowcount
+        return num_changed
 
     def rename_job(self, job_id: str, new_job_id: str) -> None:
         """Rename a job and everything that belongs to it; ValueError if the name is taken."""
@@ -279,12 +270,11 @@ class JobWriter(JobReader):
     def delete_job(self, job_id: str) -> None:
         """Delete a job and everything that belongs to it; nothing if it does not exist.
 
-        The job's data, which may be millions of rows, is removed in the background.
+        The job's data, which may be millions of rows, is removed by `JobStore.forget_some`.
         """
         known = JOBS.update().where(JOBS.c.name == job_id)
         self._connection.execute(known.values(name=None, is_deleted=True))
         self._keys.pop(job_id, None)
-        self.has_forgotten = True
 
     def save_token(self, token: TokenRecord) -> None:
         """Insert or replace the token."""

@@ -21,7 +21,7 @@ from flyball_server.jobs.conditions.changes import ProfiledConditions
 from flyball_server.jobs.job_state import JobInput
 from flyball_server.jobs.loop_state import JobLoopState
 from flyball_server.jobs.measurements.step_fold import StepFold, VersionFold
-from flyball_server.jobs.records import JobRecord, PlanRecord, Record
+from flyball_server.jobs.records import PlanRecord, Record
 from flyball_server.jobs.step_records import (
     InstructionKey,
     Moments,
@@ -281,13 +281,6 @@ def _column_value(value: object) -> object:
     if isinstance(value, JobSpec):
         return json.dumps(asdict(value))
     return json.dumps(value) if isinstance(value, tuple) else value
-
-
-def job_values(job: JobRecord) -> dict[str, Any]:
-    """Return the row of a job, without its name and the key that its rows refer to."""
-    values = values_of(job)
-    del values["job_id"]
-    return values
 
 
 # Plans written or read last, by their text, since all ranks of a job request the same plan. One of

@@ -31,7 +31,7 @@ from flyball_server.jobs.errors import (
 from flyball_server.jobs.store.contract import StoreSpace
 from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.jobs.store.sql.job_writer import JobWriter
-from flyball_server.jobs.store.sql.sql_forgetting import Forgetting
+from flyball_server.jobs.store.sql.sql_forgetting import has_forgotten_jobs, remove_some
 from flyball_server.jobs.store.sql.sql_tables import migrate, rewrite_version
 from flyball_server.kit.named_locks import NamedLocks
 
@@ -224,9 +224,6 @@ class PlannerLock:
     It is held on the database, so that no hard link to it evades it, and on `DATABASE.lock`, so
     that no other file in its place does. That one stays: after its removal two planners could lock
     different files.
-
-    Args:
-        database: SQLite's file.
     """
 
     def __init__(self, database: Path) -> None:
@@ -287,10 +284,6 @@ class SqliteJobStore:
         self._file = file
         self._lock = PlannerLock(file) if for_planner else None
         self._engine: Engine | None = None
-        self._forgetting = Forgetting(
-            reading=lambda: self._connected(writes=False),
-            writing=self._writing,
-        )
         self._writers = threading.Lock()
         self._locks = NamedLocks()
         self._heard: Callable[[str | None], None] | None = None
@@ -322,11 +315,9 @@ class SqliteJobStore:
             self._give_lock_back()
             raise
         self._engine = engine
-        self._forgetting.start()
 
     def close(self) -> None:
         """Close the file."""
-        self._forgetting.stop()
         engine, self._engine = self._engine, None
         if engine is not None:
             engine.dispose()
@@ -343,10 +334,15 @@ class SqliteJobStore:
         """Open a transaction that may change data; all subjects are serialised."""
         del subject
         with self._writing() as connection:
-            writer = JobWriter(connection, insert)
-            yield writer
-        if writer.has_forgotten:
-            self._forgetting.wake()
+            yield JobWriter(connection, insert)
+
+    def forget_some(self) -> bool:
+        """Remove some rows of deleted jobs; return whether more are left."""
+        with self._connected(writes=False) as connection:
+            if not has_forgotten_jobs(connection):
+                return False
+        with self._writing() as connection:
+            return remove_some(connection)
 
     def check_writing(self) -> None:
         """Store a small change that changes no data; check that there is room for more."""
