@@ -26,6 +26,7 @@ from tests.integration.trainings import (
     samples,
     takes_profile,
 )
+from tests.planner.patience import wait_until
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
@@ -377,6 +378,15 @@ class VirtualJob:
             self.step()
         return True
 
+    def take_profile(self) -> None:
+        """Give the job its profile, and wait for the plan."""
+        self.run_until(lambda: takes_profile(self.planner, self.job_id, self.profile))
+        self.await_plan()
+
+    def await_plan(self) -> None:
+        """Return once this rank has received a plan, without a step: they take no time."""
+        wait_until(lambda: len(self.session.plans) > 0)
+
     def run_on(self, sm_clock_mhz: int) -> list[Any]:
         """Train until rank 0 runs at this clock, and some steps more; return the last of them."""
         self.run_until(
@@ -402,12 +412,12 @@ class VirtualJob:
 def planned(kind: str) -> Findings:
     """A job with its profile, under one target after another, and then with a straggler."""
     job = VirtualJob(kind, f"planned-{kind}", adaptation="frontier")
-    job.run_until(lambda: takes_profile(job.planner, job.job_id, step_profile()))
+    job.take_profile()
     found: Findings = {"slowdown:0.05": job.run_on(1305)}
     for target, sm_clock_mhz in TARGETS[kind]:
         if torch.distributed.get_rank() == 0:
             job.planner.put_target(job.job_id, TargetChange(target=target))
-        torch.distributed.barrier()
+        job.await_plan()
         found[target] = job.run_on(sm_clock_mhz)
     if torch.distributed.get_rank() == STRAGGLER:
         job.gpu.set_slowdown(SLOWDOWN)
@@ -444,7 +454,7 @@ def with_own_clocks() -> Findings:
     job = VirtualJob(
         "ddp", "own-clocks", work=lambda step, microbatch: work_of(rank, step), announces_work=True
     )
-    job.run_until(lambda: takes_profile(job.planner, job.job_id, step_profile()))
+    job.take_profile()
     number = job.session.current_step
     deadline_s = time.monotonic() + _PATIENCE_S
     for _ in steps(count(number), lengths=lambda number: work_of(rank, number)):
@@ -485,7 +495,7 @@ def with_microbatches(kind: str, work_of: WorkOf, *, averages_each: bool = True)
         num_microbatches=number,
         target="fastest",
     )
-    job.run_until(lambda: takes_profile(job.planner, job.job_id, job.profile))
+    job.take_profile()
     first = job.session.current_step * number
     deadline_s = time.monotonic() + _PATIENCE_S
     loader = steps(
