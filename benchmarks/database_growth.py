@@ -7,23 +7,22 @@ import sqlite3
 import tempfile
 from contextlib import closing
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 
 from benchmark_report import Report, figures_of, run_benchmark, table
 from flyball_server.jobs.lifecycle.job_life import LifeTimes
 from flyball_server.jobs.measurements.pruning import prune_some
 from flyball_server.jobs.measurements.step_reading import place_of_post
-from flyball_server.jobs.records import JobRecord, RankRecord
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.step_records import StepRecord
 from flyball_server.jobs.store.contract import JobStore
 from flyball_server.jobs.store.sqlite.sqlite_store import SqliteJobStore
 from flyball_wire.messages import JobSpec
+from made_plans import MOMENT, store_job
 
 STEP_S = 10.0
 STEPS_A_DAY = 86_400 / STEP_S
-_MOMENT = datetime(2026, 1, 1, tzinfo=UTC)
 _RETENTION_S = 3600.0
 
 
@@ -74,13 +73,13 @@ def _measured(store: JobStore, file: Path, arguments: argparse.Namespace) -> Gro
     for step in range(arguments.steps):
         with store.writing("job") as writer:
             writer.save_steps(
-                tuple(_step(rank, step) for rank in range(arguments.ranks)), stored_at=_MOMENT
+                tuple(_step(rank, step) for rank in range(arguments.ranks)), stored_at=MOMENT
             )
     full = _bytes_in_use(file)
     services = JobServices(
         store=store,
         notify_pollers=lambda _: None,
-        now=lambda: _MOMENT + timedelta(seconds=2 * _RETENTION_S),
+        now=lambda: MOMENT + timedelta(seconds=2 * _RETENTION_S),
         life=LifeTimes(step_retention_s=_RETENTION_S),
     )
     while prune_some(services, "job"):
@@ -106,20 +105,7 @@ def _put_job(store: JobStore, arguments: argparse.Namespace) -> None:
         blocking_power_w=(70.0,),
     )
     with store.writing("job") as writer:
-        writer.save_job(JobRecord(job_id="job", registered=spec, spec=spec, created_at=_MOMENT))
-        writer.save_ranks(
-            RankRecord(
-                job_id="job",
-                rank=rank,
-                stage=rank * arguments.stages // arguments.ranks,
-                host="node-1",
-                gpu_name="NVIDIA H100 80GB HBM3",
-                gpu_uuid=f"GPU-{rank:08x}",
-                emulated=False,
-                client_version="0.1.0",
-            )
-            for rank in range(arguments.ranks)
-        )
+        store_job(writer, spec)
 
 
 def _step(rank: int, step: int) -> StepRecord:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import resource
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -21,7 +20,7 @@ from benchmark_report import (
 from flyball_profiles.stage_profile_csv import read_stage_profile, write_stage_profile
 from gpt3_cells import A40, A100, Gpu, add_profiles_argument
 from made_profiles import tile_profile
-from measured_process import BenchmarkError, FlyballRun, run_flyball
+from measured_process import BenchmarkError, FlyballRun, children_cpu_s, run_flyball
 
 SIZES = ((8, 12), (8, 96), (16, 64), (32, 128), (64, 256))  # stages, microbatches
 SEED = 20
@@ -148,20 +147,14 @@ def _frontier(gpu: Gpu, tiled: Path) -> FrontierFigure:
 
 
 def _run(command: list[str], give_up_s: float) -> tuple[FlyballRun, Cost]:
-    before_s = _children_cpu_s()
+    before_s = children_cpu_s()
     run = run_flyball(command, give_up_s=give_up_s)
     return run, Cost(
         process_s=run.process.process_s,
-        cpu_s=_children_cpu_s() - before_s,
+        cpu_s=children_cpu_s() - before_s,
         solve_s=run.solve_s,
         peak_memory_bytes=run.process.peak_memory_bytes,
     )
-
-
-def _children_cpu_s() -> float:
-    """User and system time of all processes that were started and waited for, s."""
-    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return usage.ru_utime + usage.ru_stime
 
 
 def _limits(plans: list[PlanFigure], frontiers: list[FrontierFigure]) -> Iterator[Limit]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import resource
 import statistics
 import subprocess
 import sys
@@ -11,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from unittest import mock
 
@@ -27,7 +26,6 @@ from benchmark_report import (
 from flyball_server.jobs.measurements import measurements
 from flyball_server.jobs.measurements.measurements import RankPost, store_together
 from flyball_server.jobs.measurements.step_reading import add_steps, new_fold, read_settled
-from flyball_server.jobs.records import JobRecord, PlanRecord, RankRecord
 from flyball_server.jobs.savings.savings import savings_of
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.step_records import StepRecord
@@ -35,8 +33,8 @@ from flyball_server.jobs.store.contract import JobStore
 from flyball_server.jobs.store.sqlite.sqlite_store import SqliteJobStore
 from flyball_server.views.report import get_report
 from flyball_wire.messages import JobSpec
-from made_plans import made_plan
-from measured_process import BenchmarkError
+from made_plans import MOMENT, made_plan, store_job
+from measured_process import BenchmarkError, children_cpu_s
 from served_planner import served_planner
 
 STEPS_A_POST = 256
@@ -45,7 +43,6 @@ NUM_REPORTS = 5
 # Of the measurements that are posted by turns with and without totals.
 PACE_RANKS, PACE_STEPS = 8, 4096
 MAX_REPORT_S, MIN_POSTING_SHARE = 1.0, 0.75
-_MOMENT = datetime(2026, 1, 1, tzinfo=UTC)
 _COMPARED = (False,) * 3 + (True,) * 6 + (False,) * 3
 
 
@@ -130,9 +127,9 @@ def _measured(folder: Path, arguments: argparse.Namespace) -> Figures:
         more_s: list[float] = []
         processor_s: list[float] = []
         for _ in range(NUM_REPORTS):
-            before_s = server.cpu_s() + _commands_s()
+            before_s = server.cpu_s() + children_cpu_s()
             more_s.append(_timed(lambda: _run(command)))
-            processor_s.append(server.cpu_s() + _commands_s() - before_s)
+            processor_s.append(server.cpu_s() + children_cpu_s() - before_s)
     return Figures(
         command_s=first_s,
         again_s=statistics.median(more_s),
@@ -158,7 +155,7 @@ def _posting_pace(services: JobServices, clock: _Clock) -> tuple[float, float]:
             _post(services, clock, job_id, PACE_RANKS, range(PACE_STEPS))
 
         if turn % 2:
-            with mock.patch.object(measurements, "add_post", lambda *_: None):
+            with mock.patch.object(measurements, "add_post", lambda *_, **__: None):
                 best_s[1] = min(best_s[1], _timed(post, time.process_time))
         else:
             best_s[0] = min(best_s[0], _timed(post, time.process_time))
@@ -170,7 +167,7 @@ class _Clock:
     """The planner's time, which posts move."""
 
     def __init__(self) -> None:
-        self.now = _MOMENT
+        self.now = MOMENT
 
     def __call__(self) -> datetime:
         return self.now
@@ -216,12 +213,6 @@ def _timed(call: Callable[[], object], clock_s: Callable[[], float] = time.perf_
     return clock_s() - started_s
 
 
-def _commands_s() -> float:
-    """Return the processor time of all commands that have ended, s."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
-
-
 def _run(command: list[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -232,36 +223,10 @@ def _put_job(store: JobStore, job_id: str, num_ranks: int, num_steps: int) -> No
     spec = JobSpec(
         num_stages=num_ranks, num_microbatches=8, num_ranks=num_ranks, blocking_power_w=(70.0,)
     )
+    plan = made_plan(num_ranks, 8, iteration_time_s=0.3, energy_j=360.0, baseline_energy_j=400.0)
     with store.writing(job_id) as writer:
-        writer.save_job(JobRecord(job_id=job_id, registered=spec, spec=spec, created_at=_MOMENT))
-        writer.save_ranks(
-            RankRecord(
-                job_id=job_id,
-                rank=rank,
-                stage=rank,
-                host="node-1",
-                gpu_name="NVIDIA H100 80GB HBM3",
-                gpu_uuid=f"GPU-{rank:08x}",
-                emulated=False,
-                client_version="0.1.0",
-            )
-            for rank in range(num_ranks)
-        )
-        plan = made_plan(
-            num_ranks, 8, iteration_time_s=0.3, energy_j=360.0, baseline_energy_j=400.0
-        )
+        store_job(writer, spec, [plan] * NUM_VERSIONS, {2: _COMPARED}, job_id=job_id)
         for version in range(1, NUM_VERSIONS + 1):
-            cycle = _COMPARED if version == 2 else ()
-            writer.add_plan(
-                PlanRecord(
-                    job_id=job_id,
-                    version=version,
-                    created_at=_MOMENT,
-                    solve_s=0.1,
-                    plan=plan,
-                    baseline_cycle=cycle,
-                )
-            )
             writer.name_first_step(job_id, version, -(-version * num_steps // (NUM_VERSIONS + 1)))
 
 

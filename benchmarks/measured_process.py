@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -143,6 +144,12 @@ def run_flyball(
     command = [sys.executable, "-m", "flyball_client", *arguments, "--json"]
     process = run_process(command, give_up_s=give_up_s, environment=environment)
     return FlyballRun(document=json.loads(process.stdout), process=process)
+
+
+def children_cpu_s() -> float:
+    """Return the processor time of all processes that were started and waited for, s."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def cpu_time_ns(pid: int) -> int:

@@ -9,14 +9,12 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
 from prometheus_client.exposition import generate_latest
 
 from benchmark_report import Report, at_most, figures_of, run_benchmark, show_progress, table
 from flyball_profiles.gpu_windows import load_gpu_window
-from flyball_server.jobs.records import JobRecord, PlanRecord, RankRecord
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.contract import JobStore
 from flyball_server.jobs.store.databases import make_job_store
@@ -25,14 +23,13 @@ from flyball_server.prometheus.process_metrics import ProcessMetrics
 from flyball_server.views.job_figures import SharedReading
 from flyball_server.views.job_reading import BUDGET_S, JobReading
 from flyball_wire.messages import JobSpec
-from made_plans import made_plan
+from made_plans import made_plan, store_job
 
 NUM_STAGES = 8
 NEW_STEPS = 15
 NUM_ANSWERS = 10
 MAX_QUIET_S = 0.25
 MAX_BUSY_S = 1.0
-_MOMENT = datetime(2026, 1, 1, tzinfo=UTC)
 _INSERT = (
     "INSERT INTO steps (job_id, rank, step, plan_version, time_s, energy_j, num_unplanned,"
     " num_overruns, num_clock_misses, num_power_capped, num_thermally_capped,"
@@ -133,40 +130,12 @@ def _add_job(store: JobStore, job_id: str, num_ranks: int) -> None:
         blocking_power_w=(70.0,),
         emulated=True,
     )
-    with store.writing(job_id) as writer:
-        writer.save_job(JobRecord(job_id=job_id, registered=spec, spec=spec, created_at=_MOMENT))
-        for rank in range(num_ranks):
-            writer.save_ranks([_rank(job_id, rank)])
-        writer.add_plan(
-            PlanRecord(
-                job_id=job_id,
-                version=1,
-                created_at=_MOMENT,
-                solve_s=0.1,
-                plan=made_plan(
-                    NUM_STAGES,
-                    NUM_STAGES,
-                    iteration_time_s=0.9,
-                    energy_j=6000.0,
-                    baseline_energy_j=6400.0,
-                ),
-            )
-        )
-        writer.name_first_step(job_id, 1, 0)
-
-
-def _rank(job_id: str, rank: int) -> RankRecord:
-    return RankRecord(
-        job_id=job_id,
-        rank=rank,
-        stage=rank % NUM_STAGES,
-        host="host",
-        gpu_name="emulated",
-        gpu_uuid=f"EMULATED-{rank}",
-        emulated=True,
-        client_version="0",
-        last_seen_at=_MOMENT,
+    plan = made_plan(
+        NUM_STAGES, NUM_STAGES, iteration_time_s=0.9, energy_j=6000.0, baseline_energy_j=6400.0
     )
+    with store.writing(job_id) as writer:
+        store_job(writer, spec, [plan], job_id=job_id)
+        writer.name_first_step(job_id, 1, 0)
 
 
 def _add_steps(file: Path, jobs: list[str], ranks: range, steps: range) -> None:

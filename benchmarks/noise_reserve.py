@@ -18,7 +18,6 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 import numpy as np
-from numpy.typing import NDArray
 
 from benchmark_report import (
     Limit,
@@ -32,7 +31,6 @@ from benchmark_report import (
 from flyball_client.gpu.emulated import EmulatedGpuSettings
 from flyball_client.session.instruction_timings import InstructionTiming
 from flyball_lab.emulation.emulated_pipeline import EmulatedRank, planned_ranks, run_step
-from flyball_pipeline.dag import DependencyDag
 from flyball_profiles.examples import load_example_profile
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.jobs.measurements.timed_steps import (
@@ -43,6 +41,7 @@ from flyball_server.jobs.measurements.timed_steps import (
 from flyball_server.jobs.planning_inputs import MeasuredDelays
 from flyball_server.jobs.wanted.request import with_measured_delays
 from flyball_server.planning.documents.recorded_plan import model_of_plan
+from flyball_server.planning.model.array_dag import FloatArray, earliest_finishes_s
 from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_wire.measurements import InstructionReport
 from flyball_wire.plan_options import PlanOptions, Policy
@@ -54,8 +53,6 @@ RESERVES = (0.0, 0.005, 0.01, 0.02, 0.03)
 SEED = 20231
 EMULATED_JITTER, EMULATED_DELAY_MS, NUM_EMULATED = 0.01, 5.0, 200
 MAX_SLOWER_PERCENT, MAX_COST_POINTS = 0.3, 0.4
-
-FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,8 +95,10 @@ def plans_under_noise(num_microbatches: int, noise: float, num_draws: int) -> tu
         if draws is None:
             shape = (model.dag.num_nodes, num_draws)
             draws = np.random.default_rng(SEED).normal(1.0, noise, shape).clip(min=0.01)
-        times_s = iteration_times_s(model.dag, model.durations_s(assignment), draws)
-        highest_s = iteration_times_s(model.dag, model.durations_s(model.baseline()), draws)
+        times_s, highest_s = (
+            earliest_finishes_s(model.dag, draws * np.array(durations_s)[:, None]).max(axis=0)
+            for durations_s in map(model.durations_s, (assignment, model.baseline()))
+        )
         slower = times_s / highest_s.mean() - 1
         results.append(
             NoisyPlan(
@@ -114,25 +113,6 @@ def plans_under_noise(num_microbatches: int, noise: float, num_draws: int) -> tu
             )
         )
     return tuple(results)
-
-
-def iteration_times_s(
-    dag: DependencyDag, durations_s: Sequence[float], draws: FloatArray
-) -> FloatArray:
-    """Return the iteration time of each draw in s; shape (num_draws,).
-
-    Args:
-        dag: of the pipeline.
-        durations_s: as profiled, per node.
-        draws: factors of them; shape (num_nodes, num_draws).
-    """
-    finish_s = np.zeros((dag.num_nodes, draws.shape[1]))
-    for node in dag.topological_order:
-        for before in dag.predecessors(node):
-            np.maximum(finish_s[node], finish_s[before], out=finish_s[node])
-        finish_s[node] += durations_s[node] * draws[node]
-    longest: FloatArray = finish_s.max(axis=0)
-    return longest
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,14 +8,12 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 
 from benchmark_report import Report, at_most, run_benchmark, show_progress, table_of
 from flyball_profiles.examples import load_example_profile
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.http.timeline_answers import TimelineAnswers, uncompressed
-from flyball_server.jobs.records import JobRecord, PlanRecord
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.databases import make_job_store
 from flyball_server.planning.planner import PlanRequest, make_plan
@@ -24,13 +22,13 @@ from flyball_wire.messages import JobSpec
 from flyball_wire.plan_options import PlanOptions, Policy
 from flyball_wire.plans.plan import PipelinePlan, Plan, PlannedInstruction
 from gpt3_cells import A100
+from made_plans import store_job
 from made_profiles import tile_profile
 
 SIZES = ((8, 12), (64, 256))
 NUM_VERSIONS = 8
 SEED = 20
 MAX_TIMELINE_S, MAX_KNOWN_S, MAX_BYTES = 5.0, 0.1, 2_000_000
-_MOMENT = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,14 +165,8 @@ def _store_job(services: JobServices, profile: StageProfile, plan: Plan) -> None
         emulated=True,
     )
     with services.store.writing("job") as writer:
-        writer.save_job(JobRecord(job_id="job", registered=spec, spec=spec, created_at=_MOMENT))
+        store_job(writer, spec, [plan] * NUM_VERSIONS)
         writer.save_profile("job", profile)
-        for version in range(1, NUM_VERSIONS + 1):
-            writer.add_plan(
-                PlanRecord(
-                    job_id="job", version=version, created_at=_MOMENT, solve_s=0.1, plan=plan
-                )
-            )
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ from typing import Self
 
 from tests.false_nvml.library import FalseNvml
 from tests.governed_rank.processes import (
-    PATIENCE_S,
     SCAN_PAUSE_S,
     SeenProcess,
     StillWaitingError,
@@ -28,6 +27,7 @@ from tests.governed_rank.processes import (
     send,
     wait_until,
 )
+from tests.planner.patience import PATIENCE_S
 
 from flyball_client.governor import shared_state as word
 from flyball_client.governor.lock_record import find_records

@@ -7,11 +7,7 @@ import json
 import shlex
 from pathlib import Path
 
-from flyball_server.cli.token import (
-    add_database_options,
-    checked_settings,
-    command_refusal,
-)
+from flyball_server.cli.token import add_database_options, checked_settings, command_refusal
 from flyball_server.jobs.errors import JobsError
 from flyball_server.jobs.store.databases import is_postgres, shown, sqlite_file
 from flyball_server.jobs.store.sqlite.sqlite_backup import back_up, restore
@@ -62,7 +58,4 @@ def _run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-COMMAND = Command(
-    configure=_configure,
-    run=_run,
-)
+COMMAND = Command(configure=_configure, run=_run)

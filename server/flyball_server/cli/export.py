@@ -10,11 +10,8 @@ from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
 
-from flyball_server.cli.offline_inputs import (
-    add_timeline_arguments,
-    instruction_label,
-    read_timeline,
-)
+from flyball_server.cli.offline_inputs import add_timeline_arguments, read_timeline
+from flyball_server.planning.documents.plan_text import instruction_label
 from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
 from flyball_server.planning.model.simulator import Simulation
 from flyball_server.planning.simulated_plan import SimulatedPlan
@@ -283,8 +280,4 @@ def _export_timeline(arguments: argparse.Namespace) -> int:
     return 0
 
 
-COMMAND = Command(
-    configure=_configure,
-    run=_run,
-    reads_planner=True,
-)
+COMMAND = Command(configure=_configure, run=_run, reads_planner=True)

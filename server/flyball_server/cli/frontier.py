@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 from flyball_pipeline.errors import PipelineError
@@ -14,11 +15,7 @@ from flyball_server.cli.plots.plot_file import PLOT_SUFFIXES, check_plot_path, w
 from flyball_server.cli.progress_line import ProgressLine
 from flyball_server.planning import planner
 from flyball_server.planning.documents.plan_text import lateness, reserve_lines
-from flyball_server.planning.frontier_curve import (
-    DEFAULT_NUM_POINTS,
-    frontier_document,
-    make_frontier,
-)
+from flyball_server.planning.frontier_curve import DEFAULT_NUM_POINTS, make_frontier
 from flyball_server.planning.planner import PlanRequest
 from flyball_wire.command.command import Command
 from flyball_wire.read_models import Frontier
@@ -50,7 +47,10 @@ def _run(arguments: argparse.Namespace) -> int:
         curve, solve_s = _solved(arguments, progress)
     if arguments.plot:
         write_frontier_plot(curve, arguments.plot)
-    print(json.dumps(frontier_document(curve, solve_s=solve_s)) if arguments.json else _text(curve))
+    if arguments.json:
+        print(json.dumps({**asdict(curve), "solve_s": solve_s}))
+    else:
+        print(_text(curve))
     return 0
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import os
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 from flyball_pipeline.errors import PipelineError
-from flyball_pipeline.instruction import Instruction
 from flyball_profiles.clock_transitions import ClockTransitions, TransitionsError
 from flyball_profiles.gpu_windows import (
     MEASURE_BLOCKING_POWER,
@@ -22,13 +24,12 @@ from flyball_profiles.limited_file import read_text
 from flyball_profiles.stage_profile import ProfileError, StageProfile
 from flyball_profiles.stage_profile_csv import read_pipeline_profiles, read_stage_profile
 from flyball_server.planning.documents.plan_document import plan_from_document
-from flyball_server.planning.documents.plan_text import LETTERS
-from flyball_server.planning.documents.recorded_plan import (
-    models_by_dp_rank,
-)
+from flyball_server.planning.documents.recorded_plan import models_by_dp_rank
 from flyball_server.planning.request_options import clock_transitions, iteration_delays_s
 from flyball_server.planning.simulated_plan import SimulatedPlan, simulated_plan
+from flyball_server.replay.recorded_runs import RecordingError
 from flyball_wire.command.command import Arguments, CommandError, add_options
+from flyball_wire.errors import CodecError
 from flyball_wire.options import OptionError, options_of
 from flyball_wire.plan_options import PlanOptions, check_together
 from flyball_wire.plans.plan import Plan
@@ -75,20 +76,42 @@ def given_transitions(path: Path | None) -> ClockTransitions | None:
         raise CommandError(f"--transitions: {error}") from None
 
 
+@contextmanager
+def naming(source: Path | str, unread: str | None = None) -> Generator[None]:
+    """Name the source in errors of this block, which reads or uses it.
+
+    Args:
+        source: file, or what it is of.
+        unread: fault of a content that cannot be parsed at all, whose error follows in brackets;
+            None: the block parses nothing.
+
+    Raises:
+        CommandError: the block cannot read or use the source; one line.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise CommandError(f"{source}: {error.strerror or error}") from None
+    except ProfileError as error:
+        raise CommandError(error.located(str(source))) from None
+    except (PipelineError, RecordingError, CodecError) as error:
+        raise CommandError(f"{source}: {error}") from None
+    except (ValueError, RecursionError, csv.Error) as error:
+        if unread is None:
+            raise
+        raise CommandError(f"{source}: {unread} ({error})") from None
+
+
 def read_profile(path: Path) -> StageProfile:
     """Read the stage profile of a CSV file, all ranks of a stage merged."""
-    try:
+    with naming(path):
         return read_stage_profile(path)
-    except ProfileError as error:
-        raise CommandError(error.located(str(path))) from None
 
 
 def read_pipelines(path: Path) -> tuple[StageProfile, ...]:
     """Read the stage profile of each data-parallel pipeline of a CSV file, by `dp_rank`."""
-    try:
+    with naming(path):
         return read_pipeline_profiles(path)
-    except ProfileError as error:
-        raise CommandError(error.located(str(path))) from None
 
 
 def gpu_window(name: str | None) -> GpuWindow | None:
@@ -120,15 +143,8 @@ def blocking_power_w(given_w: tuple[float, ...] | None, gpu: GpuWindow | None) -
 
 def read_plan(path: Path) -> Plan:
     """Read a plan from a file written by `flyball plan -o`."""
-    try:
-        document: object = json.loads(read_text(path))
-        return plan_from_document(document)
-    except OSError as error:
-        raise CommandError(f"{path}: {error.strerror or error}") from None
-    except PipelineError as error:
-        raise CommandError(f"{path}: {error}") from None
-    except (ValueError, RecursionError) as error:
-        raise CommandError(f"{path}: not a plan in JSON ({error})") from None
+    with naming(path, "not a plan in JSON"):
+        return plan_from_document(json.loads(read_text(path)))
 
 
 def add_timeline_arguments(parser: argparse.ArgumentParser, *, are_required: bool = True) -> None:
@@ -204,9 +220,3 @@ def _with_given_times(plan: Plan, arguments: argparse.Namespace) -> Plan:
     if arguments.transfer_ms is not None:
         plan = replace(plan, transfer_s=transfer_s)
     return plan
-
-
-def instruction_label(instruction: Instruction) -> str:
-    """Return kind and microbatch, as `F3`; `F3.1` in model chunk 1."""
-    kind, microbatch, chunk = instruction
-    return f"{LETTERS[kind]}{microbatch}" + (f".{chunk}" if chunk else "")

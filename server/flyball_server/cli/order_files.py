@@ -11,14 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flyball_pipeline.errors import PipelineError
 from flyball_pipeline.instruction import InstructionKind
 from flyball_pipeline.schedules.explicit import explicit_order
 from flyball_pipeline.schedules.inputs import ExplicitOrder
 from flyball_profiles.limited_file import read_text
+from flyball_server.cli.offline_inputs import naming
 from flyball_server.planning.documents.plan_document import read_part
 from flyball_server.planning.errors import PlanningError
-from flyball_wire.command.command import CommandError
 from flyball_wire.plan_options import Order
 
 # torch's text of an action: virtual stage, what, microbatch; concurrent ones are in brackets.
@@ -45,16 +44,10 @@ def read_order(path: Path) -> OrderOptions:
     Raises:
         CommandError: the file cannot be read or parsed; one line that names the place.
     """
-    try:
+    with naming(path, "not an order"):
         text = read_text(path)
         is_csv = path.suffix.lower() == ".csv"
         return order_of_torch_csv(text) if is_csv else order_of_document(json.loads(text))
-    except OSError as error:
-        raise CommandError(f"{path}: {error.strerror or error}") from None
-    except PipelineError as error:
-        raise CommandError(f"{path}: {error}") from None
-    except (ValueError, RecursionError, csv.Error) as error:
-        raise CommandError(f"{path}: not an order ({error})") from None
 
 
 @dataclass(frozen=True, kw_only=True)

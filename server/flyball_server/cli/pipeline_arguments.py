@@ -15,7 +15,7 @@ from flyball_profiles.gpu_windows import GpuWindow
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.cli import offline_inputs
 from flyball_server.cli.order_files import read_order
-from flyball_server.planning.data_parallel import DataParallelRequest, separate_pipelines
+from flyball_server.planning.data_parallel import separate_pipelines
 from flyball_server.planning.planner import PlanRequest
 from flyball_server.planning.request_options import (
     DEFAULT_RECONFIGURE_GRANULARITY_MHZ,
@@ -93,8 +93,10 @@ def _add_order_arguments(parser: Arguments) -> None:
 
 def request_of(
     arguments: argparse.Namespace,
-) -> tuple[PlanRequest | DataParallelRequest, GpuWindow | None]:
+) -> tuple[PlanRequest | tuple[PlanRequest, ...], GpuWindow | None]:
     """Return the request that the parsed arguments describe, and the GPU table's entry for them.
+
+    Of separate pipelines there is one request each, by `dp_rank`.
 
     Raises:
         PipelineError: a part is invalid; `field` names it.
@@ -138,7 +140,7 @@ def request_of(
         check_together(options, profiles[0].num_stages, given)
         return request, gpu
     separate = separate_pipelines(request, profiles)
-    for pipeline in separate.pipelines:
+    for pipeline in separate:
         check_together(pipeline.options, pipeline.profile.num_stages, given)
     return separate, gpu
 

@@ -7,21 +7,16 @@ import json
 import math
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 from flyball_pipeline.errors import PipelineError
 from flyball_profiles.gpu_windows import GpuWindow
 from flyball_server.cli import offline_inputs, pipeline_arguments
-from flyball_server.cli.plots.clock_colors import (
-    add_color_argument,
-    color_system,
-    painted_rows,
-)
+from flyball_server.cli.plots.clock_colors import add_color_argument, color_system, painted_rows
 from flyball_server.cli.progress_line import ProgressLine
 from flyball_server.planning import planner
-from flyball_server.planning.data_parallel import DataParallelRequest, make_data_parallel_plan
+from flyball_server.planning.data_parallel import make_data_parallel_plan
 from flyball_server.planning.documents.plan_document import plan_document
 from flyball_server.planning.documents.plan_text import (
     iteration_delays,
@@ -117,24 +112,24 @@ def _far_target(plan: Plan) -> str:
     return f"{plan.target} is {times}; its unit is {unit}"
 
 
-Request = PlanRequest | DataParallelRequest
+Request = PlanRequest | tuple[PlanRequest, ...]
+"""Request for one pipeline, or for each of several, by `dp_rank`."""
 
 
 def _made(request: Request, progress: ProgressLine) -> SimulatedPlan:
-    if isinstance(request, DataParallelRequest):
-        return make_data_parallel_plan(request, progress.show)
-    return planner.make_plan(request, progress.show)
+    if isinstance(request, PlanRequest):
+        return planner.make_plan(request, progress.show)
+    return make_data_parallel_plan(request, progress.show)
 
 
 def _options_of(request: Request) -> PlanOptions:
-    return (request.pipelines[0] if isinstance(request, DataParallelRequest) else request).options
+    return (request if isinstance(request, PlanRequest) else request[0]).options
 
 
 def _with_node(request: Request, num_gpus: int) -> Request:
     if isinstance(request, PlanRequest):
         return request.with_options(gpus_in_node=num_gpus)
-    pipelines = (pipeline.with_options(gpus_in_node=num_gpus) for pipeline in request.pipelines)
-    return replace(request, pipelines=tuple(pipelines))
+    return tuple(pipeline.with_options(gpus_in_node=num_gpus) for pipeline in request)
 
 
 class _SharedNode(NamedTuple):

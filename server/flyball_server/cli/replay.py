@@ -10,13 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from flyball_profiles.limited_file import read_text
+from flyball_server.cli.offline_inputs import naming
 from flyball_server.cli.plots.plot_file import PLOT_SUFFIXES, check_plot_path, write_replay_plot
 from flyball_server.cli.progress_line import ProgressLine
-from flyball_server.cli.replay_steps import (
-    add_steps_arguments,
-    check_no_steps_arguments,
-    run_steps,
-)
+from flyball_server.cli.replay_steps import add_steps_arguments, check_no_steps_arguments, run_steps
 from flyball_server.replay.perseus_artifact import (
     ArtifactWorkload,
     RankClocks,
@@ -25,7 +22,7 @@ from flyball_server.replay.perseus_artifact import (
     plan_clocks,
 )
 from flyball_server.replay.predicted_saving import PredictedSaving, predicted_saving
-from flyball_server.replay.recorded_runs import RecordedRun, Recording, RecordingError
+from flyball_server.replay.recorded_runs import RecordedRun, Recording
 from flyball_server.replay.replayed_runs import (
     DEFAULT_FIT,
     FIT_FORMS,
@@ -87,13 +84,8 @@ def read_recording(path: Path) -> Recording:
     Raises:
         CommandError: the file cannot be read, or is no such file; names the place.
     """
-    try:
-        document: object = json.loads(read_text(path))
-    except OSError as error:
-        raise CommandError(f"{path}: {error.strerror or error}") from None
-    except (ValueError, RecursionError) as error:
-        raise CommandError(f"{path}: not recorded runs in JSON ({error})") from None
-    return _recording_of(str(path), document)
+    with naming(path, "not recorded runs in JSON"):
+        return _recording_of(str(path), json.loads(read_text(path)))
 
 
 def _recording_of(source: str, document: object) -> Recording:
@@ -201,16 +193,13 @@ def _add_artifact(
 
 def _result(arguments: argparse.Namespace, source: str, recording: Recording) -> _Result:
     """Replay a recording; errors name its source."""
-    try:
-        with ProgressLine(f"{source}: fitting"):
-            fitted = fitted_places(arguments.fit, [run.name for run in recording.runs])
-            return _Result(
-                source=source,
-                replayed=replay(recording, fitted),
-                saving=predicted_saving(recording) if arguments.saving else None,
-            )
-    except RecordingError as error:
-        raise CommandError(f"{source}: {error}") from None
+    with naming(source), ProgressLine(f"{source}: fitting"):
+        fitted = fitted_places(arguments.fit, [run.name for run in recording.runs])
+        return _Result(
+            source=source,
+            replayed=replay(recording, fitted),
+            saving=predicted_saving(recording) if arguments.saving else None,
+        )
 
 
 _FILE = re.compile(r"(0|[1-9]\d{0,5})\.(?:prof|sched)\.json")
@@ -240,10 +229,8 @@ def read_workload(folder: Path) -> Recording:
         CommandError: a file is missing, or cannot be right; names file, run and stage.
     """
     layout = folder.parent
-    try:
+    with naming(folder):
         workload = ArtifactWorkload.of_folder(folder.name, layout.parent.name)
-    except RecordingError as error:
-        raise CommandError(f"{folder}: {error}") from None
     numbers = _run_numbers(folder)
     if _BASELINE not in numbers:
         raise CommandError(f"{folder}: has no {_BASELINE}.prof.json, the baseline")
@@ -272,10 +259,8 @@ def _envpipe_folder(folder: Path) -> Path:
 
 def _run_numbers(folder: Path) -> list[int]:
     """Return the numbers of the folder's runs, rising."""
-    try:
+    with naming(folder):
         names = {path.name for path in folder.iterdir()}
-    except OSError as error:
-        raise CommandError(f"{folder}: {error.strerror or error}") from None
     numbers = sorted({int(match[1]) for name in names if (match := _FILE.fullmatch(name))})
     if not numbers:
         raise CommandError(f"{folder}: has no runs, which are files N.prof.json and N.sched.json")
@@ -292,17 +277,12 @@ def _run_name(number: int, method: str) -> str:
 
 def _read_run(folder: Path, number: int, name: str, workload: ArtifactWorkload) -> RecordedRun:
     path = folder / f"{number}.sched.json"
-    try:
+    with naming(f"{path}: run {name}", "not complete JSON"):
         clocks_mhz = plan_clocks(decode_list(RankClocks, json.loads(read_text(path))), workload)
-        path = folder / f"{number}.prof.json"
+    path = folder / f"{number}.prof.json"
+    with naming(f"{path}: run {name}", "not complete JSON"):
         ranks = decode_list(RankMeasurements, json.loads(read_text(path)))
         return measured_run(ranks, workload, name, clocks_mhz)
-    except OSError as error:
-        raise CommandError(f"{path}: run {name}: {error.strerror or error}") from None
-    except (RecordingError, CodecError) as error:
-        raise CommandError(f"{path}: run {name}: {error}") from None
-    except (ValueError, RecursionError) as error:
-        raise CommandError(f"{path}: run {name}: not complete JSON ({error})") from None
 
 
 def replay_text(replayed: Replay) -> str:
@@ -383,8 +363,4 @@ def saving_text(saving: PredictedSaving, replayed: Replay) -> str:
     return "\n".join([*lines, f"{'Flyball, predicted':34}  {predicted}"])
 
 
-COMMAND = Command(
-    configure=_configure,
-    run=_run,
-    reads_planner=True,
-)
+COMMAND = Command(configure=_configure, run=_run, reads_planner=True)

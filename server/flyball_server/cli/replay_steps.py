@@ -18,9 +18,9 @@ from flyball_profiles.clock_transitions import ClockTransitions
 from flyball_profiles.gpu_windows import GpuWindow
 from flyball_profiles.limited_file import read_bytes
 from flyball_server.cli import offline_inputs
+from flyball_server.cli.offline_inputs import naming
 from flyball_server.cli.progress_line import ProgressLine
 from flyball_server.planning.request_options import clock_transitions, with_known_transitions
-from flyball_server.replay.recorded_runs import RecordingError
 from flyball_server.replay.steps.predicted_work import PredictionError
 from flyball_server.replay.steps.recorded_steps import (
     RecordedStep,
@@ -153,18 +153,12 @@ def run_steps(arguments: argparse.Namespace) -> int:
     power_w = offline_inputs.blocking_power_w(arguments.blocking_power_w, gpu)
     transitions = _transitions(arguments, gpu)
     recorded = _recorded(arguments)
-    with ProgressLine("replaying the steps"):
+    with ProgressLine("replaying the steps"), naming(_shown(arguments.steps)):
         try:
             steps = pipeline_steps(
-                recorded,
-                profile,
-                power_w,
-                curve_stage=arguments.curve,
-                transitions=transitions,
+                recorded, profile, power_w, curve_stage=arguments.curve, transitions=transitions
             )
             replayed = replay_steps(steps, world=JudgedBy(transitions=transitions), error=error)
-        except RecordingError as fault:
-            raise CommandError(f"{_shown(arguments.steps)}: {fault}") from None
         except PipelineError as fault:
             raise CommandError(offline_inputs.option_text(fault)) from None
     if arguments.clocks:
@@ -203,10 +197,8 @@ def _recorded(arguments: argparse.Namespace) -> tuple[RecordedStep, ...]:
     names, places = _trace_names(arguments.trace_names), _trace_places(arguments.trace_places)
     traces = [_trace(paths[0], names, first)]
     traces += [_trace(path, names, _content(path)) for path in paths[1:]]
-    try:
+    with naming(_shown(paths)):
         return steps_of_traces(traces, places)
-    except RecordingError as error:
-        raise CommandError(f"{_shown(paths)}: {error}") from None
 
 
 def _shown(paths: Sequence[Path]) -> str:
@@ -236,21 +228,13 @@ def _of_csv(
             raise CommandError(f"{_OF_STEPS[name]} is for traces, and {paths[0]} is none")
     if paths[1:]:
         raise CommandError(f"{paths[0]}: no trace; of CSV files give one")
-    try:
+    with naming(paths[0], "not a CSV file in UTF-8"):
         return parse_recorded_steps(content.decode("utf-8-sig"))
-    except RecordingError as error:
-        raise CommandError(f"{paths[0]}: {error}") from None
-    except ValueError as error:
-        raise CommandError(f"{paths[0]}: not a CSV file in UTF-8 ({error})") from None
 
 
 def _trace(path: Path, names: TraceNames, content: bytes) -> RankTrace:
-    try:
+    with naming(path, "not a trace in JSON"):
         return read_trace(json.loads(content), names)
-    except RecordingError as error:
-        raise CommandError(f"{path}: {error}") from None
-    except (ValueError, RecursionError) as error:
-        raise CommandError(f"{path}: not a trace in JSON ({error})") from None
 
 
 def _trace_names(given: Sequence[str] | None) -> TraceNames:

@@ -21,11 +21,7 @@ from flyball_server.serving.listening import (
     must_ask,
     raise_file_limit,
 )
-from flyball_server.settings import (
-    Settings,
-    SettingsError,
-    load_settings,
-)
+from flyball_server.settings import Settings, SettingsError, load_settings
 from flyball_wire.command.command import Command, CommandError
 
 
@@ -164,7 +160,4 @@ def _warn(text: str) -> None:
     print(f"flyball serve: warning: {text}", file=sys.stderr, flush=True)
 
 
-COMMAND = Command(
-    configure=_configure,
-    run=_run,
-)
+COMMAND = Command(configure=_configure, run=_run)

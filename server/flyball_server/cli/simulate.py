@@ -5,27 +5,20 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flyball_server.cli.offline_inputs import (
     add_timeline_argument,
     add_timeline_arguments,
     read_timeline,
 )
-from flyball_server.cli.plots.clock_colors import (
-    add_color_argument,
-    color_system,
-    painted_rows,
-)
-from flyball_server.cli.plots.plot_file import PLOT_SUFFIXES, check_plot_path
+from flyball_server.cli.plots.clock_colors import add_color_argument, color_system, painted_rows
+from flyball_server.cli.plots.plot_file import NO_MATPLOTLIB, PLOT_SUFFIXES, check_plot_path
 from flyball_server.planning.documents.plan_text import iteration_delays
 from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_server.planning.model.simulator import Simulation
 from flyball_server.planning.simulated_plan import SimulatedPlan
 from flyball_wire.command.command import Command, CommandError
-
-if TYPE_CHECKING:
-    pass
 
 
 def _configure(parser: argparse.ArgumentParser) -> None:
@@ -62,9 +55,7 @@ def _plot(timeline: SimulatedPlan, path: Path) -> None:
             write_timeline_plot,
         )
     except ImportError:
-        raise CommandError(
-            "--plot needs the extra 'plot': pip install '.[plot]' in a clone of Flyball"
-        ) from None
+        raise CommandError(NO_MATPLOTLIB) from None
     write_timeline_plot(timeline, path)
 
 

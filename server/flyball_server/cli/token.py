@@ -215,7 +215,4 @@ _ACTIONS: dict[str, _Action] = {
     "revoke": ("revoke a token", _configure_revoke, _revoke),
 }
 
-COMMAND = Command(
-    configure=_configure,
-    run=_run,
-)
+COMMAND = Command(configure=_configure, run=_run)

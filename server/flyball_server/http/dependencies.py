@@ -27,11 +27,7 @@ from flyball_server.jobs.job_state import JobInput
 from flyball_server.jobs.lifecycle.heartbeats import Heartbeats
 from flyball_server.jobs.measurements.measurements import RankPost, store_together
 from flyball_server.jobs.reconcile.loop import ReconcileLoop
-from flyball_server.jobs.records import (
-    ANY_JOB_ID_PATTERN,
-    JOB_ID_PATTERN,
-    RankRecord,
-)
+from flyball_server.jobs.records import ANY_JOB_ID_PATTERN, JOB_ID_PATTERN, RankRecord
 from flyball_server.jobs.registry.inspection import JobSummary, get_job
 from flyball_server.jobs.registry.registration import KnownRank, register_together
 from flyball_server.jobs.services import JobServices
@@ -304,9 +300,4 @@ async def planned_view(state: PlannerState, stored: JobSummary, asked_by: JobInp
         if not await state.waiters.until(job_id, answered, wait_s=_LONGEST_PLANNING_S):
             raise PlanningStoppedError(job_id=job_id)
         stored = await run_in_threadpool(get_job, state.services, job_id)
-    return await run_in_threadpool(shown_job, state, stored)
-
-
-def shown_job(state: PlannerState, summary: JobSummary) -> JobView:
-    """Return the job as it is shown."""
-    return job_view(state.services, summary)
+    return await run_in_threadpool(job_view, state.services, stored)

@@ -20,11 +20,6 @@ class SingleFlight(Generic[Key, Result]):
     def __init__(self) -> None:
         self._tasks: dict[Key, asyncio.Task[Result]] = {}
 
-    async def wait_for_earlier(self, key: Key) -> None:
-        """Wait until the work in flight for this key has ended, even with an error."""
-        if key in self._tasks:
-            await asyncio.wait({self._tasks[key]})
-
     async def run(self, key: Key, work: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
         """Return the result of the work in flight for this key, or start it.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.planning.errors import PlanningError
@@ -30,21 +30,10 @@ from flyball_server.planning.schedule_choice import is_auto
 from flyball_server.planning.simulated_plan import SimulatedPlan
 
 
-@dataclass(frozen=True, kw_only=True)
-class DataParallelRequest:
-    """Input of a plan for data-parallel pipelines.
-
-    Attributes:
-        pipelines: by `dp_rank`, at least one; alike but for profile and blocking power.
-    """
-
-    pipelines: tuple[PlanRequest, ...]
-
-
 def separate_pipelines(
     request: PlanRequest, profiles: Sequence[StageProfile]
-) -> DataParallelRequest:
-    """Return a request for pipelines of these profiles, by `dp_rank`; its own profile is unused.
+) -> tuple[PlanRequest, ...]:
+    """Return the request for pipelines of these profiles, by `dp_rank`; its profile is not used.
 
     Its blocking power is one value, one per stage, or one per stage of each pipeline.
 
@@ -58,11 +47,9 @@ def separate_pipelines(
     power_w = blocking_power_by_pipeline(
         request.blocking_power_w, len(profiles), profiles[0].num_stages
     )
-    return DataParallelRequest(
-        pipelines=tuple(
-            replace(request, profile=profile).with_options(blocking_power_w=of_pipeline_w)
-            for profile, of_pipeline_w in zip(profiles, power_w, strict=True)
-        )
+    return tuple(
+        replace(request, profile=profile).with_options(blocking_power_w=of_pipeline_w)
+        for profile, of_pipeline_w in zip(profiles, power_w, strict=True)
     )
 
 
@@ -87,17 +74,21 @@ def blocking_power_by_pipeline(
 
 
 def make_data_parallel_plan(
-    request: DataParallelRequest, report: PhaseReport = lambda _: None
+    pipelines: Sequence[PlanRequest], report: PhaseReport = lambda _: None
 ) -> SimulatedPlan:
-    """Return the policy's plan for the request, with separate clocks for each pipeline.
+    """Return the policy's plan with separate clocks for each pipeline.
+
+    Args:
+        pipelines: by `dp_rank`, at least one; alike but for profile and blocking power.
+        report: called before each phase.
 
     Raises:
         PlanningError: a part of the request cannot be used; names its field.
         TargetUnreachableError: no plan of this policy meets the target.
     """
     report(BUILDING)
-    models = [model_of_request(pipeline) for pipeline in request.pipelines]
-    return plan_models(request.pipelines[0], models, report)
+    models = [model_of_request(pipeline) for pipeline in pipelines]
+    return plan_models(pipelines[0], models, report)
 
 
 def plan_models(

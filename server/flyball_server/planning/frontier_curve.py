@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from itertools import pairwise
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
-from flyball_server.planning.data_parallel import DataParallelRequest, choose_jointly
+from flyball_server.planning.data_parallel import choose_jointly
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.frontier.noise_reserve import solver_with_reserve
 from flyball_server.planning.frontier.relaxation import (
@@ -194,15 +194,15 @@ COMPARED_ENVPIPE = (
 
 
 def make_frontier(
-    request: PlanRequest | DataParallelRequest,
+    request: PlanRequest | Sequence[PlanRequest],
     num_points: int = DEFAULT_NUM_POINTS,
     report: Callable[[int], None] = lambda _: None,
 ) -> Frontier:
-    """Return the whole frontier of the pipeline, or of pipelines with clocks of their own.
+    """Return the whole frontier of one pipeline, or of several with clocks of their own.
 
     The arguments and errors are those of `frontier_of_models`.
     """
-    pipelines = request.pipelines if isinstance(request, DataParallelRequest) else (request,)
+    pipelines = (request,) if isinstance(request, PlanRequest) else request
     models = [model_of_request(pipeline) for pipeline in pipelines]
     return frontier_of_models(pipelines[0], models, num_points, report)
 
@@ -360,8 +360,3 @@ def late_plans(
                 )
             )
     return undominated(late)
-
-
-def frontier_document(curve: Frontier, *, solve_s: float) -> dict[str, Any]:
-    """Return what `flyball frontier --json` prints; `solve_s` is how long the planning took, s."""
-    return {**asdict(curve), "solve_s": solve_s}

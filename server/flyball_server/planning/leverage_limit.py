@@ -17,6 +17,7 @@ import numpy as np
 from flyball_pipeline.instruction import InstructionKind
 from flyball_pipeline.paths import earliest_finish_s, latest_finish_s
 from flyball_server.planning.cancellation import cancellation_point
+from flyball_server.planning.frontier.targets import ClockTables, clock_tables
 from flyball_server.planning.model.array_dag import FloatArray
 from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_server.planning.model.simulator import RELATIVE_TIME_TOLERANCE
@@ -92,8 +93,11 @@ class _Search:
         self._largest, self._of_stage = limit.largest, limit.of_stage
         self._stage = np.array(model.dag.stage)
         self._nodes = np.arange(len(self._stage))
-        # Of each node's points; those that it does not have take forever.
-        self._times_s, self._costs_j, self._vectors = _of_points(model, limit)
+        # Of each node's points; those that it does not have cost infinitely much.
+        tables = clock_tables(model)
+        self._times_s = tables.times_s[tables.group_of_node]
+        self._costs_j = tables.costs_j[tables.group_of_node]
+        self._vectors = _vectors(model, limit, tables)
 
     @property
     def is_within(self) -> bool:
@@ -135,24 +139,16 @@ class _Search:
         return np.where(self._times_s - durations_s[:, None] <= float_s[:, None], changes_j, np.inf)
 
 
-def _of_points(
-    model: PipelineModel, limit: LeverageLimit
-) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Return time in s, energy beyond waiting in J, and vector of each node's points."""
+def _vectors(model: PipelineModel, limit: LeverageLimit, tables: ClockTables) -> FloatArray:
+    """Return the vector of each node's points; shape (num_nodes, num_points, num_rows)."""
     groups, group_of_node = model.groups
     kind = {
         group: instruction.kind
         for group, instruction in zip(group_of_node, model.dag.instruction, strict=True)
     }
-    most = max(len(points) for _, points in groups)
-    times_s = np.full((len(groups), most), np.inf)
-    costs_j = np.zeros((len(groups), most))
-    vectors = np.zeros((len(groups), most, limit.of_stage.shape[1]))
+    vectors = np.zeros((*tables.times_s.shape, limit.of_stage.shape[1]))
     for group, (stage, points) in enumerate(groups):
         for place, point in enumerate(points):
-            waiting_j = model.stage_blocking_power_w[stage] * point.time_s
-            times_s[group, place] = point.time_s
-            costs_j[group, place] = point.energy_j - waiting_j
             vectors[group, place] = limit.of_instruction[stage, kind[group], point.frequency_mhz]
-    nodes = np.array(group_of_node)
-    return times_s[nodes], costs_j[nodes], vectors[nodes]
+    of_nodes: FloatArray = vectors[tables.group_of_node]
+    return of_nodes

@@ -29,7 +29,7 @@ from flyball_server.planning.model.simulator import (
     simulate,
     simulate_jointly,
 )
-from flyball_server.planning.policies import choose
+from flyball_server.planning.policies import POLICIES
 from flyball_server.planning.policies._base import PolicyChoice, PolicyRequest
 from flyball_server.planning.policies.single_clocks import single_clock_plans
 from flyball_server.planning.request_options import (
@@ -165,13 +165,12 @@ def choose_clocks(request: PlanRequest, model: PipelineModel) -> PolicyChoice:
     policy = request.options.policy
     if policy != Policy.FRONTIER:
         model = model.without_transitions()
-    return choose(
-        policy,
+    return POLICIES[policy](
         PolicyRequest(
             model=model,
             options=request.options,
             reconfigure_granularity_mhz=request.reconfigure_granularity_mhz,
-        ),
+        )
     )
 
 

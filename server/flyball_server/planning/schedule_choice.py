@@ -25,7 +25,7 @@ from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_server.planning.model.simulator import RELATIVE_TIME_TOLERANCE, time_and_energy
 from flyball_server.planning.policies._base import PolicyChoice, PolicyRequest
 from flyball_server.planning.policies.frontier import choice_with
-from flyball_server.planning.request_options import DEFAULT_RECONFIGURE_GRANULARITY_MHZ, rounded_up
+from flyball_server.planning.request_options import rounded_up
 from flyball_wire.plan_options import PlanOptions
 from flyball_wire.plans.plan import ConsideredSchedule
 from flyball_wire.targets import Target, parse_target
@@ -248,11 +248,7 @@ class _Search:
         """Its plan, or why none meets the target."""
         self._report(f"searching for clocks under {candidate.name}")
         model, solver = candidate.model, candidate.solver
-        request = PolicyRequest(
-            model=model,
-            options=self._options,
-            reconfigure_granularity_mhz=DEFAULT_RECONFIGURE_GRANULARITY_MHZ,
-        )
+        request = PolicyRequest(model=model, options=self._options)
         baseline_s = max(self._baseline_s, solver.fastest_time_s)
         try:
             choice = choice_with(solver, request, candidate.target, baseline_s)

@@ -6,12 +6,7 @@ import math
 from dataclasses import dataclass
 from fractions import Fraction
 
-from flyball_pipeline.instruction import (
-    Checkpoint,
-    InstructionKind,
-    PipelineShape,
-    backward_kinds,
-)
+from flyball_pipeline.instruction import Checkpoint, InstructionKind, PipelineShape, backward_kinds
 from flyball_pipeline.schedule import Schedule
 from flyball_pipeline.schedules.envpipe import ENVPIPE
 from flyball_pipeline.schedules.inputs import ExplicitOrder, ScheduleInputs

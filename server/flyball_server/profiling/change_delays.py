@@ -22,9 +22,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from flyball_server.planning.model.array_dag import FloatArray
-
-_BoolArray = NDArray[np.bool_]
+from flyball_server.planning.model.array_dag import BoolArray, FloatArray
 
 # Candidates from a tenth of a millisecond on, a quarter apart, in s.
 _SHORTEST_S, LONGEST_S, _RATIO = 1e-4, 0.25, 1.25
@@ -212,7 +210,7 @@ def _compute(
     now_s = np.broadcast_to(begin_s, in_force.shape).copy()
     total_s = np.zeros(in_force.shape)
     overtaken_s = np.full(in_force.shape, np.inf)
-    counts: list[_BoolArray] = []
+    counts: list[BoolArray] = []
     for effect_s, _ in reversed(on_their_way):
         counts.append(effect_s < overtaken_s)
         overtaken_s = np.minimum(overtaken_s, effect_s)

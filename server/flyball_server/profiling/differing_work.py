@@ -16,6 +16,7 @@ import numpy as np
 
 from flyball_pipeline.dag import DependencyDag
 from flyball_server.planning.model.array_dag import FloatArray
+from flyball_server.profiling.iteration_delays import DEVIATIONS_OF_MEDIAN, robust_deviation
 from flyball_server.profiling.observations import InstructionTimes, ProbeSetup, StageStep
 
 # Steps at the highest clocks before anything is said.
@@ -31,7 +32,6 @@ _LEAST_SCATTER_ALONE = 0.1
 # makes them some half a percent longer, whatever its reserve is (decision 48).
 LEAST_SHARED_SCATTER = 0.01
 _FEWEST_GROUPS, _ERRORS_OF_SHARED = 48, 5.0
-_DEVIATIONS_OF_MEDIAN = 1.4826  # of a normal distribution's median absolute deviation
 
 
 def work_scatter(setup: ProbeSetup, observed: Iterable[StageStep]) -> float | None:
@@ -49,7 +49,7 @@ def work_scatter(setup: ProbeSetup, observed: Iterable[StageStep]) -> float | No
     if times_s.shape[1] < FEWEST_STEPS:
         return None
     median_s = np.median(times_s, axis=1, keepdims=True)
-    between = np.median(np.abs(times_s / median_s - 1), axis=1) * _DEVIATIONS_OF_MEDIAN
+    between = np.median(np.abs(times_s / median_s - 1), axis=1) * DEVIATIONS_OF_MEDIAN
     scatter = float(np.median(np.hypot(between, deviations)))
     if len(series) == 1:
         return scatter if scatter > _LEAST_SCATTER_ALONE else None
@@ -115,7 +115,7 @@ def shared_scatter(dag: DependencyDag, compute_s: FloatArray) -> float:
     position = np.searchsorted(numbers, microbatch)
     own = logs - of_each[position]
     of_each = of_each - np.median(of_each, axis=(0, 2), keepdims=True)
-    together, noise = _deviation(of_each), _deviation(own)
+    together, noise = robust_deviation(of_each), robust_deviation(own)
     num_alike = len(microbatch) / len(numbers)
     # A single GPU waits for no other: every plan scales with its work.
     meets_others = max(dag.stage) > 0 or compute_s.shape[2] > 1
@@ -129,7 +129,3 @@ def shared_scatter(dag: DependencyDag, compute_s: FloatArray) -> float:
     error = relative * noise_of_median**2
     shared = math.sqrt(excess) if excess > _ERRORS_OF_SHARED * error else 0.0
     return round(shared, 4) if shared > LEAST_SHARED_SCATTER else 0.0
-
-
-def _deviation(values: FloatArray) -> float:
-    return _DEVIATIONS_OF_MEDIAN * float(np.median(np.abs(values - np.median(values))))

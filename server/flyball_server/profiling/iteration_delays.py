@@ -18,12 +18,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from flyball_pipeline.dag import NONE
 from flyball_server.planning.model.array_dag import ArrayDag, FloatArray, earliest_finishes_s
-
-BoolArray = NDArray[np.bool_]
 
 # Effect on the iteration time, as a share, below which tail or transfers are taken as none; and
 # number of standard errors that they have to exceed.
@@ -32,7 +29,7 @@ LEAST_SHARE, NUM_ERRORS = 0.001, 3.0
 # share of its longest wait in this direction.
 _LEAST_WAIT, _LEAST_OF_LONGEST = 0.05, 0.5
 # Standard deviation of a normal variable over its median absolute deviation.
-_NORMAL = 1.4826
+DEVIATIONS_OF_MEDIAN = 1.4826
 # Of an instruction's time; less is no jitter but the resolution of the clocks.
 LEAST_JITTER = 0.001
 MAX_JITTER = 0.5
@@ -152,12 +149,16 @@ def _lags_s(dag: ArrayDag, steps: TimedSteps, source: int, target: int) -> Float
     return mean_s
 
 
+def robust_deviation(values: FloatArray) -> float:
+    """Return the standard deviation of normal values, from their median absolute deviation."""
+    return DEVIATIONS_OF_MEDIAN * float(np.median(np.abs(values - np.median(values))))
+
+
 def _median(values: FloatArray) -> tuple[float, float]:
-    """Return the median and its standard error, from the median absolute deviation."""
-    median = float(np.median(values))
-    deviation = _NORMAL * float(np.median(np.abs(values - median)))
+    """Return the median and its standard error."""
     # The variance of a normal sample's median is pi / 2 times that of its mean.
-    return median, deviation * math.sqrt(math.pi / 2 / values.size)
+    error = robust_deviation(values) * math.sqrt(math.pi / 2 / values.size)
+    return float(np.median(values)), error
 
 
 def measured_jitter(compute_s: FloatArray) -> float:
@@ -177,5 +178,5 @@ def measured_jitter(compute_s: FloatArray) -> float:
     if num_instructions > 1:
         change -= np.median(change, axis=0, keepdims=True)
         freedom *= (num_instructions - 1) / num_instructions
-    jitter = _NORMAL * float(np.median(np.abs(change))) / math.sqrt(freedom)
+    jitter = DEVIATIONS_OF_MEDIAN * float(np.median(np.abs(change))) / math.sqrt(freedom)
     return min(round(jitter, _JITTER_DIGITS), MAX_JITTER) if jitter >= LEAST_JITTER else 0.0

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from flyball_pipeline.dag import step_dag
 from flyball_pipeline.paths import earliest_finish_s, forward_pass, latest_finish_s
 from flyball_server.planning.model.array_dag import (
     ArrayDag,
+    BoolArray,
     FloatArray,
     array_dag,
     earliest_finishes_s,
@@ -21,8 +21,6 @@ from flyball_server.profiling.arms import Arm
 from flyball_server.profiling.observations import InstructionClass, ProbeSetup
 from flyball_server.profiling.stage_estimates import StageFindings
 from flyball_wire.plans.plan import Plan, probe_of
-
-_BoolArray = NDArray[np.bool_]
 
 # Extra times that differ by less than this factor are served alike.
 _ABOUT_EQUAL = 1.3
@@ -145,7 +143,7 @@ class NoisyPipeline:
         self._beyond_s = baseline.iteration_time_s - float(self._sample_s(durations_s).mean())
         self.at_highest_s = self._predicted_s(durations_s)
 
-    def slowed(self, slower_s: FloatArray, longest_s: float) -> tuple[_BoolArray, float]:
+    def slowed(self, slower_s: FloatArray, longest_s: float) -> tuple[BoolArray, float]:
         """Return slow nodes with which a step takes at most `longest_s`, and its time, s.
 
         The time is the longest that it should ever take, noise included.
@@ -178,7 +176,7 @@ class NoisyPipeline:
 
 def slow_nodes(
     dag: ArrayDag, durations_s: FloatArray, slower_s: FloatArray, deadline_s: float
-) -> _BoolArray:
+) -> BoolArray:
     """Slow as many wanted nodes as the deadline bears; return which, shape (num_nodes,).
 
     Args:
@@ -237,7 +235,7 @@ def _limits_s(
 
 def _slowed(
     dag: ArrayDag, durations_s: FloatArray, wanted_s: FloatArray, limits_s: FloatArray
-) -> tuple[FloatArray, _BoolArray]:
+) -> tuple[FloatArray, BoolArray]:
     """Per node, its finish, s, and whether it is slow: where that still meets its limit."""
     durations: list[float] = durations_s.tolist()
     limits: list[float] = limits_s.tolist()

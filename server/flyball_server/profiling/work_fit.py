@@ -22,13 +22,11 @@ from dataclasses import dataclass
 from statistics import NormalDist
 
 import numpy as np
-from numpy.typing import NDArray
 
 from flyball_pipeline.retiming import StepReserve
 from flyball_pipeline.work import WorkCoefficients
-from flyball_server.planning.model.array_dag import FloatArray
-
-IntArray = NDArray[np.int64]
+from flyball_server.planning.model.array_dag import FloatArray, IndexArray
+from flyball_server.profiling.iteration_delays import robust_deviation
 
 FEWEST_MICROBATCHES = 12
 """Number of microbatches of an instruction below which nothing is fitted."""
@@ -37,7 +35,6 @@ FEWEST_MICROBATCHES = 12
 _NUM_OF_SLOWNESS, _FEWEST_OF_SLOWNESS = 2, 4
 # Residuals beyond this number of robust deviations are of interrupted instructions.
 _MOST_DEVIATIONS = 6.0
-_DEVIATIONS_OF_MEDIAN = 1.4826  # of a normal distribution's median absolute deviation
 # By which share of time errors may make steps longer on average; a reserve covers the rest.
 LONGER = 0.001
 # Relevant paths where instructions of several microbatches follow each other, and the squared share
@@ -56,11 +53,11 @@ class WorkTimes:
     #: Measured time over the planned one at the clock that ran; positive.
     ratio: FloatArray
     #: Place of the instruction: an index of stage, kind and chunk.
-    place: IntArray
+    place: IndexArray
     #: Microbatch of a step of a pipeline, by number: its instructions share errors.
-    microbatch: IntArray
+    microbatch: IndexArray
     #: Pipeline, by number: with the place it says which GPU ran the instruction.
-    pipeline: IntArray
+    pipeline: IndexArray
     #: Sum of the lengths of the microbatch's sequences; 0 where its work is a factor.
     lengths: FloatArray
     #: Sum of their squares.
@@ -121,7 +118,7 @@ def fit_work(times: WorkTimes, num_places: int) -> WorkFit | None:
     _, num_slowness = _slowness(times, residuals)
     if not has_lengths.any():
         residuals -= np.median(residuals)
-    kept = np.abs(residuals) <= _MOST_DEVIATIONS * max(_deviation(residuals), 1e-9)
+    kept = np.abs(residuals) <= _MOST_DEVIATIONS * max(robust_deviation(residuals), 1e-9)
     num_fitted = num_slowness + sum(
         sum(value > 0 for value in coefficient) for coefficient in coefficients
     )
@@ -189,7 +186,7 @@ def _fit(ratio: FloatArray, lengths: FloatArray, squares: FloatArray) -> WorkCoe
     found = _not_negative(columns, ratio)
     residuals = ratio / np.maximum(columns @ found, 1e-9) - 1
     kept = np.abs(residuals - np.median(residuals)) <= _MOST_DEVIATIONS * max(
-        _deviation(residuals), 1e-9
+        robust_deviation(residuals), 1e-9
     )
     if not kept.all():
         found = _not_negative(columns[kept], ratio[kept])
@@ -212,12 +209,8 @@ def _not_negative(columns: FloatArray, ratio: FloatArray) -> FloatArray:
     return best
 
 
-def _deviation(values: FloatArray) -> float:
-    return _DEVIATIONS_OF_MEDIAN * float(np.median(np.abs(values - np.median(values))))
-
-
 def _deviations(
-    residuals: FloatArray, microbatch: IntArray, num_fitted: int
+    residuals: FloatArray, microbatch: IndexArray, num_fitted: int
 ) -> tuple[float, float]:
     """Return the standard deviations that microbatches share, and of single instructions.
 

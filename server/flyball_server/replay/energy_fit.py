@@ -18,9 +18,8 @@ from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
-from numpy.typing import NDArray
 
-FloatArray = NDArray[np.float64]
+from flyball_server.planning.model.array_dag import FloatArray
 
 # Smooth is power or energy, over so much of the clocks, which go from -1 to 1.
 FORMS = tuple(product(("power", "energy"), (0.5, 2.0)))

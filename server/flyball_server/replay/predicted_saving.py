@@ -18,8 +18,8 @@ import numpy as np
 
 from flyball_pipeline.errors import PipelineError
 from flyball_server.planning.leverage_limit import LeverageLimit, plan_within
+from flyball_server.planning.model.array_dag import FloatArray
 from flyball_server.planning.planner import PlanRequest
-from flyball_server.replay.energy_fit import FloatArray
 from flyball_server.replay.recorded_runs import Recording, RecordingError
 from flyball_server.replay.replayed_runs import Errors
 from flyball_server.replay.runs_fit import MIN_FITTED, RecordedWorkload, RunsFit, fit_runs

@@ -21,7 +21,6 @@ from flyball_pipeline.schedules.table import SCHEDULES, make_schedule
 from flyball_profiles.stage_profile import quantity_fault
 
 KINDS = (InstructionKind.FORWARD, InstructionKind.BACKWARD)
-# Orders of one forward and one backward per microbatch and stage.
 # A longer name would fill the line of an error.
 MAX_NAME = 200
 MAX_ENERGY_J = 1e12

@@ -10,7 +10,7 @@ from statistics import NormalDist, fmean
 
 import numpy as np
 
-from flyball_server.replay.energy_fit import FloatArray
+from flyball_server.planning.model.array_dag import FloatArray
 from flyball_server.replay.recorded_runs import PointKey, RecordedRun, Recording, RecordingError
 from flyball_server.replay.runs_fit import (
     MIN_FITTED,

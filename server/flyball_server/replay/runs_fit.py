@@ -13,13 +13,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from flyball_pipeline.dag import build_dag
 from flyball_pipeline.instruction import InstructionKind
 from flyball_profiles.stage_profile import OperatingPoint, StageProfile
-from flyball_server.planning.model.array_dag import ArrayDag, array_dag, earliest_finishes_s
-from flyball_server.replay.energy_fit import EnergyFit, FloatArray, fit_energies
+from flyball_server.planning.model.array_dag import (
+    ArrayDag,
+    BoolArray,
+    FloatArray,
+    IndexArray,
+    array_dag,
+    earliest_finishes_s,
+)
+from flyball_server.profiling.iteration_delays import robust_deviation
+from flyball_server.replay.energy_fit import EnergyFit, fit_energies
 from flyball_server.replay.recorded_runs import (
     KINDS,
     PointKey,
@@ -35,8 +42,6 @@ _NUM_NEAREST, _TRIMMED = 7, 3.0
 # A run is unlike the others whose tail is further off than so many deviations, and than this share
 # of the run's time.
 _UNLIKE, _UNLIKE_SHARE = 6.0, 0.02
-# Standard deviation of a normal distribution by its median absolute deviation.
-_DEVIATION = 1.4826
 _LEAST_ENERGY_J = 1e-6
 
 
@@ -56,8 +61,8 @@ class RecordedWorkload:
     dag: ArrayDag
     clocks_mhz: tuple[int, ...]
     num_ranks: int
-    stage: NDArray[np.int64]
-    kind: NDArray[np.int64]
+    stage: IndexArray
+    kind: IndexArray
 
     @classmethod
     def of_recording(cls, recording: Recording) -> RecordedWorkload:
@@ -99,7 +104,7 @@ class RecordedWorkload:
         stage, kind, mhz = key
         return stage, KINDS.index(kind) * len(self.clocks_mhz) + self.clocks_mhz.index(mhz)
 
-    def points_of(self, clocks_mhz: Sequence[Sequence[int]]) -> NDArray[np.int64]:
+    def points_of(self, clocks_mhz: Sequence[Sequence[int]]) -> IndexArray:
         """Return the point of each node under a plan, all of whose clocks are the workload's."""
         of_nodes = [mhz for of_stage in clocks_mhz for mhz in of_stage]
         return self.kind * len(self.clocks_mhz) + np.searchsorted(self.clocks_mhz, of_nodes)
@@ -141,10 +146,10 @@ class RunsFit:
 
     workload: RecordedWorkload
     fitted: tuple[RecordedRun, ...]
-    is_alike: NDArray[np.bool_]
+    is_alike: BoolArray
     loads: FloatArray
     time_s: FloatArray
-    is_measured: NDArray[np.bool_]
+    is_measured: BoolArray
     longest_s: FloatArray
     tails_s: FloatArray
     energies: EnergyFit
@@ -174,7 +179,7 @@ class RunsFit:
         off_s = np.abs(self.longest_s[self.is_alike] - longest_s)
         nearest_s = tails_s[np.argsort(off_s, kind="stable")[:_NUM_NEAREST]]
         off_s = np.abs(nearest_s - np.median(nearest_s))
-        return float(nearest_s[off_s <= _TRIMMED * _DEVIATION * np.median(off_s)].mean())
+        return float(nearest_s[off_s <= _TRIMMED * robust_deviation(nearest_s)].mean())
 
     @property
     def tail_s(self) -> float:
@@ -234,17 +239,14 @@ def fit_runs(workload: RecordedWorkload, fitted: Sequence[RecordedRun]) -> RunsF
     )
 
 
-def _are_unlike(
-    tails_s: FloatArray, of_s: FloatArray, iterations_s: FloatArray
-) -> NDArray[np.bool_]:
+def _are_unlike(tails_s: FloatArray, of_s: FloatArray, iterations_s: FloatArray) -> BoolArray:
     """Return which of some tails are unlike `tails_s`, given their iterations' times."""
-    off_s = np.abs(tails_s - np.median(tails_s))
-    limit_s = np.maximum(_UNLIKE * _DEVIATION * np.median(off_s), _UNLIKE_SHARE * iterations_s)
+    limit_s = np.maximum(_UNLIKE * robust_deviation(tails_s), _UNLIKE_SHARE * iterations_s)
     return np.asarray(np.abs(of_s - np.median(tails_s)) > limit_s)
 
 
 def _longest_s(
-    workload: RecordedWorkload, time_s: FloatArray, plans: Sequence[NDArray[np.int64]]
+    workload: RecordedWorkload, time_s: FloatArray, plans: Sequence[IndexArray]
 ) -> FloatArray:
     """Return the DAG's longest path under each plan, s."""
     durations_s = time_s[workload.stage[:, None], np.array(plans).T]
@@ -253,7 +255,7 @@ def _longest_s(
 
 
 def _load(
-    workload: RecordedWorkload, time_s: FloatArray, points: NDArray[np.int64], iteration_s: float
+    workload: RecordedWorkload, time_s: FloatArray, points: IndexArray, iteration_s: float
 ) -> FloatArray:
     """Return the load of an iteration under a plan."""
     counts = np.zeros(workload.shape)
@@ -264,7 +266,7 @@ def _load(
 
 def _times(
     workload: RecordedWorkload, fitted: Sequence[RecordedRun]
-) -> tuple[FloatArray, NDArray[np.bool_]]:
+) -> tuple[FloatArray, BoolArray]:
     """Return times of all points, and which of them are measured.
 
     A time is the mean over the runs, weighted by samples; others are those of `_completed`.
@@ -286,7 +288,7 @@ def _times(
     return time_s, is_measured
 
 
-def _completed(period: FloatArray, curves_s: FloatArray, is_known: NDArray[np.bool_]) -> FloatArray:
+def _completed(period: FloatArray, curves_s: FloatArray, is_known: BoolArray) -> FloatArray:
     """Return a kind's times with those that are not known, s; shape (num_stages, num_clocks).
 
     Such a time is the geometric mean of two. By the stage alone it is linear in the period of the
@@ -309,7 +311,7 @@ def _completed(period: FloatArray, curves_s: FloatArray, is_known: NDArray[np.bo
     return np.where(is_known, curves_s, np.exp(logs))
 
 
-def _alone(period: FloatArray, curves_s: FloatArray, is_known: NDArray[np.bool_]) -> FloatArray:
+def _alone(period: FloatArray, curves_s: FloatArray, is_known: BoolArray) -> FloatArray:
     """Return times by each stage alone, s."""
     alone_s = np.empty_like(curves_s)
     for row_s, curve_s, is_in in zip(alone_s, curves_s, is_known, strict=True):

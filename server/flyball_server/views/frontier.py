@@ -16,10 +16,7 @@ from flyball_server.jobs.versions.planning import read_planning
 from flyball_server.jobs.wanted.request import plan_to_solve
 from flyball_server.jobs.wanted.wanted import planning_inputs, with_slowdowns
 from flyball_server.kit.lru import Lru
-from flyball_server.planning.stragglers.slowed_pipelines import (
-    SlowedRequest,
-    make_slowed_frontier,
-)
+from flyball_server.planning.stragglers.slowed_pipelines import SlowedRequest, make_slowed_frontier
 from flyball_wire.closed_loop import ComparedPlan
 from flyball_wire.plan_options import DEFAULT_TARGET, Policy
 from flyball_wire.read_models import Frontier, JobFrontier

@@ -26,10 +26,12 @@ from flyball_server.jobs.records import JobRecord, RankRecord
 from flyball_server.jobs.savings.comparisons import progress_of
 from flyball_server.jobs.savings.savings import JobSavings, savings_of
 from flyball_server.jobs.services import JobServices
+from flyball_server.jobs.step_records import StageTotals
 from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.jobs.wanted.wanted import slowdowns_at
 from flyball_server.views.plan_facts import PlanFacts, plan_facts
 from flyball_server.views.planned_delays import planned_delays
+from flyball_server.views.stage_steps import mean_clock_mhz, sum_of_energies_j
 from flyball_wire.closed_loop import ComparisonStatus, MissedTarget, PlannedDelays
 from flyball_wire.energy_factors import NO_FACTORS, EnergyFactors
 from flyball_wire.messages import JobCondition, PlanVersion
@@ -357,42 +359,30 @@ def _measured_stages(
     last_step = newest[-1]
     first_step = last_step - max(_MOST_RANK_ROWS // len(ranks), 1) + 1
     steps = frozenset(step for step in newest if step >= first_step)
-    times_s: dict[int, dict[int, float]] = defaultdict(dict)
-    energies_j: dict[int, float] = defaultdict(float)
-    clocks_mhz: dict[int, list[tuple[int, float]]] = defaultdict(list)
-    without_energy: set[int] = set()
+    by_stage: dict[int, list[StageTotals]] = defaultdict(list)
     for totals in reader.list_stage_totals(
         facts.job.job_id,
         after_step=min(steps) - 1,
         before_step=last_step + 1,
         num_steps=last_step + 1 - min(steps),
     ):
-        if totals.step not in steps:
-            continue
-        of_stage = times_s[totals.stage]
-        of_stage[totals.step] = max(totals.time_s, of_stage.get(totals.step, 0.0))
-        if totals.energy_j is None:
-            without_energy.add(totals.stage)
-        else:
-            energies_j[totals.stage] += totals.energy_j
-        if totals.sm_clock_mhz is not None:
-            clocks_mhz[totals.stage].append((totals.num_with_clock, totals.sm_clock_mhz))
-    if set(times_s) != set(range(facts.job.spec.num_stages)):
+        if totals.step in steps:
+            by_stage[totals.stage].append(totals)
+    if set(by_stage) != set(range(facts.job.spec.num_stages)):
         return ()
-    return tuple(
-        StageMeasurement(
-            time_s=sum(times_s[stage].values()) / len(times_s[stage]),
-            energy_j=None if stage in without_energy else energies_j[stage] / len(steps),
-            sm_clock_mhz=_weighted_mean(clocks_mhz[stage]),
-        )
-        for stage in range(facts.job.spec.num_stages)
+    return tuple(_measured_stage(of_stage, len(steps)) for _, of_stage in sorted(by_stage.items()))
+
+
+def _measured_stage(totals: Sequence[StageTotals], num_steps: int) -> StageMeasurement:
+    times_s: dict[int, float] = {}
+    for of_step in totals:
+        times_s[of_step.step] = max(of_step.time_s, times_s.get(of_step.step, 0.0))
+    energy_j = sum_of_energies_j(totals)
+    return StageMeasurement(
+        time_s=sum(times_s.values()) / len(times_s),
+        energy_j=None if energy_j is None else energy_j / num_steps,
+        sm_clock_mhz=mean_clock_mhz(totals),
     )
-
-
-def _weighted_mean(weighted: Sequence[tuple[int, float]]) -> float | None:
-    """Return the mean of values with their weights; None: no values."""
-    weight = sum(weight for weight, _ in weighted)
-    return sum(weight * value for weight, value in weighted) / weight if weight else None
 
 
 # Of a larger job the first ranks are read, and the text says so.

@@ -16,10 +16,7 @@ from flyball_server.jobs.errors import (
 )
 from flyball_server.jobs.lifecycle.job_life import is_emulated
 from flyball_server.jobs.measurements.step_reading import gpus_over_profile
-from flyball_server.jobs.registry.inspection import (
-    JobSummary,
-    summarise,
-)
+from flyball_server.jobs.registry.inspection import JobSummary, summarise
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.planning.documents.predicted_timeline import (

@@ -8,12 +8,7 @@ from flyball_server.jobs.findings.announcements import slow_ranks
 from flyball_server.jobs.lifecycle.job_life import is_emulated, no_clocks_notes
 from flyball_server.jobs.measurements.step_fold import StepFold
 from flyball_server.jobs.measurements.step_reading import predicted_iteration, read_fold
-from flyball_server.jobs.registry.inspection import (
-    JobSummary,
-    gpu_notes,
-    shape_notes,
-    summarise,
-)
+from flyball_server.jobs.registry.inspection import JobSummary, gpu_notes, shape_notes, summarise
 from flyball_server.jobs.savings.energy_scopes import common_scope
 from flyball_server.jobs.savings.headline import headline_of
 from flyball_server.jobs.savings.savings import savings_of

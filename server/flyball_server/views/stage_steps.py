@@ -48,7 +48,7 @@ def _step(step: int, totals: Sequence[StageTotals]) -> StagesOfStep:
         num_ranks=sum(total.num_ranks for total in totals),
         plan_versions=tuple(sorted(versions, key=lambda version: version or 0)),
         time_s=max(total.time_s for total in totals),
-        energy_j=_energy_j(totals),
+        energy_j=sum_of_energies_j(totals),
         stages=tuple(
             _stage(stage, tuple(of_stage))
             for stage, of_stage in groupby(totals, key=lambda each: each.stage)
@@ -62,21 +62,22 @@ def _stage(stage: int, totals: Sequence[StageTotals]) -> StageOfStep:
         stage=stage,
         num_ranks=sum(total.num_ranks for total in totals),
         time_s=max(total.time_s for total in totals),
-        energy_j=_energy_j(totals),
+        energy_j=sum_of_energies_j(totals),
         num_clock_misses=sum(total.num_clock_misses for total in totals),
         num_power_capped=sum(total.num_power_capped for total in totals),
         num_thermally_capped=sum(total.num_thermally_capped for total in totals),
-        sm_clock_mhz=_sm_clock_mhz(totals),
+        sm_clock_mhz=mean_clock_mhz(totals),
     )
 
 
-def _energy_j(totals: Sequence[StageTotals]) -> float | None:
+def sum_of_energies_j(totals: Sequence[StageTotals]) -> float | None:
+    """Return the sum of the energies, J; None: one could not be read."""
     energies_j = [total.energy_j for total in totals if total.energy_j is not None]
     return sum(energies_j) if len(energies_j) == len(totals) else None
 
 
-def _sm_clock_mhz(totals: Sequence[StageTotals]) -> float | None:
-    """Return the mean over all ranks with a clock reading, for all versions."""
+def mean_clock_mhz(totals: Sequence[StageTotals]) -> float | None:
+    """Return the mean over all ranks with a clock reading, MHz; None: no readings."""
     sums_mhz = [
         total.num_with_clock * total.sm_clock_mhz
         for total in totals

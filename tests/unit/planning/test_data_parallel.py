@@ -21,7 +21,6 @@ from flyball_profiles.stage_profile_csv import (
     write_stage_profile,
 )
 from flyball_server.planning.data_parallel import (
-    DataParallelRequest,
     make_data_parallel_plan,
     separate_pipelines,
 )
@@ -34,7 +33,7 @@ from flyball_server.planning.model.joint_model import (
 )
 from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_server.planning.model.simulator import simulate, simulate_jointly, time_and_energy
-from flyball_server.planning.planner import make_plan, model_of_request
+from flyball_server.planning.planner import PlanRequest, make_plan, model_of_request
 from flyball_wire.plan_options import Effort, Policy, Reconfigure
 from flyball_wire.plans.plan import Plan, PlannedInstruction
 
@@ -67,7 +66,7 @@ def pipelines_of(
     *pipelines: StageProfile,
     num_microbatches: int = 1,
     **options: Any,  # noqa: ANN401 - any option
-) -> DataParallelRequest:
+) -> tuple[PlanRequest, ...]:
     return separate_pipelines(request_of(pipelines[0], num_microbatches, **options), pipelines)
 
 
@@ -104,9 +103,7 @@ def test_least_energy_counts_what_the_others_pay_for_waiting() -> None:
     Together, its first half second saves it 10 J and takes FAST from 30 J in 3.5 s to 28 J and
     0.25 s of waiting, 13 J more; the next one saves it 1 J and has FAST wait for 30 J.
     """
-    alone = make_plan(
-        pipelines_of(SLOW, target="least-energy", blocking_power_w=(60.0,)).pipelines[0]
-    ).plan
+    alone = make_plan(pipelines_of(SLOW, target="least-energy", blocking_power_w=(60.0,))[0]).plan
     assert (alone.iteration_time_s, alone.predicted.energy_j) == (4.5, 29.0)
     plan = make_data_parallel_plan(
         pipelines_of(FAST, SLOW, target="least-energy", blocking_power_w=(60.0,))
@@ -127,7 +124,7 @@ def test_envpipes_policies_decide_for_each_pipeline_as_if_it_were_alone(
         equal_profile(2), slow, num_microbatches=3, policy=policy, reconfigure=reconfigure
     )
     plan = make_data_parallel_plan(request).plan
-    for pipeline, alone in zip(plan.pipelines, request.pipelines, strict=True):
+    for pipeline, alone in zip(plan.pipelines, request, strict=True):
         assert pipeline.stages == make_plan(alone).plan.stages
 
 
@@ -189,7 +186,7 @@ def best_energy_j(models: Sequence[PipelineModel], deadline_s: float) -> float:
 
 
 @st.composite
-def enumerable_requests(draw: st.DrawFn) -> DataParallelRequest:
+def enumerable_requests(draw: st.DrawFn) -> tuple[PlanRequest, ...]:
     """Two pipelines, each of at most 16 plans, or three of 4."""
     num_pipelines, num_stages, num_microbatches, num_points = draw(
         st.sampled_from([(2, 1, 1, 4), (2, 2, 1, 2), (2, 1, 2, 2), (3, 1, 1, 2)])
@@ -217,10 +214,10 @@ def enumerable_requests(draw: st.DrawFn) -> DataParallelRequest:
     )
 
 
-def models_of_plausible(request: DataParallelRequest) -> list[PipelineModel]:
+def models_of_plausible(requests: Sequence[PlanRequest]) -> list[PipelineModel]:
     """The pipelines' models; a profile whose units are taken for wrong is not drawn."""
     try:
-        return [model_of_request(pipeline) for pipeline in request.pipelines]
+        return [model_of_request(pipeline) for pipeline in requests]
     except PipelineError as error:
         assume("check the units" not in str(error))
         raise
@@ -229,11 +226,11 @@ def models_of_plausible(request: DataParallelRequest) -> list[PipelineModel]:
 @settings(max_examples=20)
 @given(enumerable_requests(), st.sampled_from([0.0, 0.05, 0.3]))
 def test_bound_below_best_of_all_below_plan_and_no_plan_late(
-    request: DataParallelRequest, slowdown: float
+    requests: tuple[PlanRequest, ...], slowdown: float
 ) -> None:
-    models = models_of_plausible(request)
-    pipelines = [one.with_options(target=f"slowdown:{slowdown}") for one in request.pipelines]
-    plan = make_data_parallel_plan(DataParallelRequest(pipelines=tuple(pipelines))).plan
+    models = models_of_plausible(requests)
+    pipelines = [one.with_options(target=f"slowdown:{slowdown}") for one in requests]
+    plan = make_data_parallel_plan(pipelines).plan
     deadline_s = plan.predicted.baseline_iteration_time_s * (1 + slowdown)
     best_j = best_energy_j(models, deadline_s)
     assert plan.iteration_time_s <= deadline_s
@@ -322,9 +319,9 @@ def test_a_clock_that_one_pipelines_profile_does_not_have_is_refused_with_the_pi
 def test_blocking_power_is_one_value_or_one_per_stage_or_per_stage_of_each() -> None:
     both = (equal_profile(2), equal_profile(2))
     request = pipelines_of(*both, blocking_power_w=(5.0, 6.0))
-    assert [pipeline.blocking_power_w for pipeline in request.pipelines] == [(5.0, 6.0)] * 2
+    assert [pipeline.blocking_power_w for pipeline in request] == [(5.0, 6.0)] * 2
     request = pipelines_of(*both, blocking_power_w=(5.0, 6.0, 7.0, 8.0))
-    assert [pipeline.blocking_power_w for pipeline in request.pipelines] == [(5, 6), (7, 8)]
+    assert [pipeline.blocking_power_w for pipeline in request] == [(5, 6), (7, 8)]
     for num_values in (0, 3, 5):
         with refuses("blocking_power_w", "for 2 pipelines of 2 stages"):
             pipelines_of(*both, blocking_power_w=(5.0,) * num_values)
@@ -385,7 +382,7 @@ def test_merged_and_separate_differ_by_waiting_for_the_later_end_alone(
         num_microbatches=num_microbatches,
         blocking_power_w=power_w,
     )
-    models = [model_of_request(pipeline) for pipeline in request.pipelines]
+    models = [model_of_request(pipeline) for pipeline in request]
     clocks = [data.draw(st.integers(0, 1)) for _ in merged.points]
     merged_s, merged_j = time_and_energy(merged, clocks)
     separate_s, separate_j = time_and_energy(join_pipelines(models), clocks * num_pipelines)

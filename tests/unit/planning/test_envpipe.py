@@ -14,7 +14,7 @@ from flyball_pipeline.schedules.explicit import explicit_order
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.planning.model.least_energy_clock import stage_least_energy
 from flyball_server.planning.model.pipeline_model import PipelineModel, build_model
-from flyball_server.planning.policies import choose
+from flyball_server.planning.policies import POLICIES
 from flyball_server.planning.policies._base import PolicyRequest
 from flyball_server.planning.policies.envpipe import outer_envelope
 from flyball_server.planning.scheduling import (
@@ -203,7 +203,7 @@ def assigned(policy: Policy, model: PipelineModel) -> list[int]:
         reconfigure_granularity_mhz=30,
         options=PlanOptions(reconfigure=Reconfigure.DEFAULT, target="fastest"),
     )
-    return choose(policy, request).assignment
+    return POLICIES[policy](request).assignment
 
 
 def clocks_mhz(model: PipelineModel, assignment: list[int]) -> list[list[tuple[str, int]]]:
@@ -290,7 +290,7 @@ def test_another_target_than_fastest_is_refused(policy: Policy) -> None:
         options=PlanOptions(reconfigure=Reconfigure.BALANCED, target="least-energy"),
     )
     with refuses("target", "support 'fastest' only"):
-        choose(policy, request)
+        POLICIES[policy](request)
 
 
 def test_recomputing_weighs_as_much_as_a_forward_in_the_outer_envelope() -> None:

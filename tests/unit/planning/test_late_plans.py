@@ -8,12 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.unit.planning.tiny_pipelines import (
+    B,
+    F,
     changed_points,
     delays,
     equal_profile,
     every_choice,
     example_model,
     model_of,
+    profile_of,
     refuses,
     request_of,
     three_clocks_request,
@@ -22,7 +25,7 @@ from tests.unit.planning.tiny_pipelines import (
 from flyball_profiles.clock_transitions import ClockTransitions
 from flyball_profiles.examples import load_example_profile
 from flyball_profiles.stage_profile import StageProfile
-from flyball_server.planning.data_parallel import DataParallelRequest, make_data_parallel_plan
+from flyball_server.planning.data_parallel import make_data_parallel_plan
 from flyball_server.planning.documents.recorded_plan import model_of_plan
 from flyball_server.planning.errors import TargetUnreachableError
 from flyball_server.planning.frontier.reserve import with_reserve
@@ -115,7 +118,7 @@ def test_clocks_on_paths_that_are_too_long_are_raised_until_the_plan_is_in_time(
     request = request_of(four_stages(), 4, effort=Effort.LOW)
     at_once = make_plan(request)
     model = replace(at_once.model, transitions=ClockTransitions.exact(0.02))
-    search = TransitionSearch(model, 1.0, Effort.LOW)
+    search = TransitionSearch(model, 1.0, request.options)
     deadline_s = at_once.plan.predicted.baseline_iteration_time_s
     assert search.times_s([at_once.assignment])[0] > deadline_s * 1.001
     raised = search.raised(at_once.assignment, deadline_s)
@@ -267,7 +270,7 @@ def test_the_bound_of_a_plan_that_comes_late_is_on_the_tangent() -> None:
 
 def test_pipelines_side_by_side_change_late_too() -> None:
     request = request_of(equal_profile(2), 2, policy=Policy.ENVELOPE, transition_ms=LATE_MS)
-    joint = make_data_parallel_plan(DataParallelRequest(pipelines=(request, request))).plan
+    joint = make_data_parallel_plan((request, request)).plan
     alone = make_plan(request).plan
     assert joint.num_switches == 2 * alone.num_switches > 0
     assert joint.predicted.energy_j == pytest.approx(2 * alone.predicted.energy_j)
@@ -369,3 +372,14 @@ def test_a_tail_of_iterations_that_never_end_is_refused() -> None:
     profile = equal_profile(3)
     with refuses("tail_ms", "has no effect on pipedream, whose iterations never end"):
         make_plan(request_of(profile, tail_ms=1.0, schedule="pipedream"))
+
+
+@pytest.mark.parametrize("num_microbatches", [6, 7, 8])
+def test_a_period_is_met_though_its_instructions_add_up_to_a_little_less(
+    num_microbatches: int,
+) -> None:
+    """With late changes a period is a sum over microbatches, else a multiple of one of them."""
+    profile = profile_of([{kind: [(1410, 0.1, 30.0), (1000, 0.13, 20.0)] for kind in (F, B)}])
+    plan = make_plan(request_of(profile, num_microbatches, schedule="pipedream", transition_ms=5.0))
+    baseline_s = plan.plan.predicted.baseline_iteration_time_s
+    assert plan.plan.iteration_time_s == pytest.approx(baseline_s)

@@ -219,8 +219,6 @@ def test_a_wait_is_long_beyond_four_times_a_receive_that_waits_for_nothing(
     delayed_by = node_of(model, 1, B, 1) if is_long else node_of(model, 0, B, 0)
     assert path[-2:] == [delayed_by, last_backward]
     assert path[0] == node_of(model, 0, F, 0)
-    sooner = measured_critical_path(model.dag, measured, threshold_scale=1.0)
-    assert (sooner[-2] == node_of(model, 1, B, 1)) is (wait_s > 0.01)
 
 
 @given(assigned_any_models())

@@ -35,11 +35,12 @@ def dwells_s(model: PipelineModel, assignment: list[int]) -> list[float]:
     """Return the times between two requests of each stage, one iteration after the other, s."""
     clocks, clocked = model.clocked.clocks(assignment), model.clocked
     run = LateClockSimulator(model).trace(assignment)
-    period_s = run.end_s + clocked.dag.tail_s
+    finish_s = run.start_s + run.duration_s
+    period_s = finish_s.max() + clocked.dag.tail_s
     dwells: list[float] = []
     for first, last in zip(clocked.first, clocked.last, strict=True):
         requests_s = [
-            run.finish_s[last] - period_s if one == first else run.finish_s[one - 1]
+            finish_s[last] - period_s if one == first else finish_s[one - 1]
             for one in range(first, last + 1)
             if clocks[one] != clocks[last if one == first else one - 1]
         ]

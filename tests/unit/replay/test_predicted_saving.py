@@ -14,7 +14,7 @@ from tests.unit.replay.synthetic_runs import (
 )
 
 from flyball_server.cli.replay import read_recording
-from flyball_server.replay.energy_fit import FloatArray
+from flyball_server.planning.model.array_dag import FloatArray
 from flyball_server.replay.predicted_saving import LEVERAGES, PlainRegression, predicted_saving
 from flyball_server.replay.recorded_runs import Recording, RecordingError
 from flyball_server.replay.runs_fit import RecordedWorkload, RunsFit, fit_runs

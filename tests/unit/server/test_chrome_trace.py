@@ -18,7 +18,7 @@ import pytest
 from flyball_pipeline.instruction import InstructionKind
 from flyball_profiles.stage_profile import OperatingPoint, StageProfile
 from flyball_server.cli.export import trace_document
-from flyball_server.planning.data_parallel import DataParallelRequest, make_data_parallel_plan
+from flyball_server.planning.data_parallel import make_data_parallel_plan
 from flyball_server.planning.documents.recorded_plan import (
     model_of_plan,
     models_by_dp_rank,
@@ -70,7 +70,7 @@ def timeline_of(
 def data_parallel_timeline(scales: Sequence[float]) -> SimulatedPlan:
     """Pipelines of two stages whose instructions take these many times as long."""
     requests = tuple(request_of(2, 3, scale) for scale in scales)
-    plan = make_data_parallel_plan(DataParallelRequest(pipelines=requests)).plan
+    plan = make_data_parallel_plan(requests).plan
     profiles = [request.profile for request in requests]
     return simulated_plan(plan, models_by_dp_rank(profiles, plan))
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from flyball_pipeline.errors import PipelineError
 from flyball_pipeline.schedules.explicit import explicit_order
 from flyball_profiles.limited_file import read_text
 from flyball_profiles.measured_row import RANK_COLUMNS
@@ -215,17 +214,11 @@ def _run(arguments: Given) -> int:
     source, output = arguments.input, arguments.output
     if output.exists() and not arguments.force:
         raise CommandError(f"{output}: exists already; --force overwrites it")
-    try:
+    with offline_inputs.naming(source, "cannot be read"):
         text = _text_of(source)
         read_as = arguments.source or _format_of_input(arguments, text)
         write_as = arguments.target or _format_of_output(output, read_as)
         written, note = _converted(text, read_as, write_as, arguments)
-    except PipelineError as error:
-        raise CommandError(f"{source}: {error}") from None
-    except ProfileError as error:
-        raise CommandError(error.located(str(source))) from None
-    except (ValueError, RecursionError) as error:
-        raise CommandError(f"{source}: cannot be read ({error})") from None
     write_result(output, written)
     result: dict[str, Any] = {"output": str(output), "from": read_as, "to": write_as, **note}
     if arguments.json:
@@ -379,14 +372,10 @@ def _check_no_profile_options(given: Given) -> None:
 
 def _kernels_of(path: Path, plan: ForeignPlan) -> KernelSchedules:
     text = _text_of(path)
-    try:
+    with offline_inputs.naming(path):
         if path.suffix == ".csv":
             return kareus_files.kernels_of_profile(text, plan)
         return kareus_files.kernels_of_scheds(text, plan.schedule)
-    except PipelineError as error:
-        raise CommandError(f"{path}: {error}") from None
-    except ProfileError as error:
-        raise CommandError(error.located(str(path))) from None
 
 
 def _profile_and_power(given: Given) -> tuple[StageProfile, tuple[float, ...]]:

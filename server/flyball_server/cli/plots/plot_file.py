@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from flyball_server.planning.documents.plan_text import kept_reserve
 from flyball_server.replay.predicted_saving import PredictedSaving
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PLOT_SUFFIXES = (".svg", ".png")
+NO_MATPLOTLIB = "--plot needs the extra 'plot': pip install '.[plot]' in a clone of Flyball"
 
 
 def check_plot_path(path: Path) -> None:
@@ -39,20 +40,18 @@ def new_figure(width_in: float, height_in: float) -> Figure:
     try:
         from matplotlib.figure import Figure  # noqa: PLC0415 - only plots need it
     except ImportError:
-        raise CommandError(
-            "--plot needs the extra 'plot': pip install '.[plot]' in a clone of Flyball"
-        ) from None
+        raise CommandError(NO_MATPLOTLIB) from None
     return Figure(figsize=(width_in, height_in), layout="constrained")
 
 
-def save_figure(figure: Figure, path: Path) -> None:
-    """Write the figure.
+def save_figure(figure: Figure, path: Path, metadata: dict[str, Any] | None = None) -> None:
+    """Write the figure; `metadata` replaces what the format writes into a file.
 
     Raises:
         CommandError: the file cannot be written.
     """
     with result_file(path, option="--plot") as part:
-        figure.savefig(part, format=path.suffix[1:], dpi=150)
+        figure.savefig(part, format=path.suffix[1:], dpi=150, metadata=metadata)
 
 
 def write_frontier_plot(curve: Frontier, path: Path) -> None:

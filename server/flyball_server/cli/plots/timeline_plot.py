@@ -23,12 +23,11 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from flyball_pipeline.instruction import InstructionKind
-from flyball_server.cli.offline_inputs import instruction_label
-from flyball_server.planning.documents.plan_text import LETTERS
+from flyball_server.cli.plots.plot_file import save_figure
+from flyball_server.planning.documents.plan_text import LETTERS, instruction_label
 from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
 from flyball_server.planning.model.simulator import Simulation
 from flyball_server.planning.simulated_plan import SimulatedPlan
-from flyball_wire.command.whole_file import result_file
 
 Point = tuple[float, float]
 
@@ -115,7 +114,7 @@ def critical_lines(timeline: SimulatedPlan) -> Iterator[list[Point]]:
         for row, nodes in runs:
             left, right = simulation.start_s[nodes[0]], simulation.finish_s[nodes[-1]]
             top, bottom = row - ROW_HEIGHT / 2, row + ROW_HEIGHT / 2
-            corners = [(left, bottom), (right, bottom), (right, top), (left, top)]
+            corners = _corners(left, right, top, bottom)
             yield [*corners, *corners[:2]]
         for (row, nodes), (next_row, _) in pairwise(runs):
             time_s = simulation.finish_s[nodes[-1]]
@@ -136,7 +135,6 @@ def _pipelines(
 
 _WAITING = "0.93"
 _WIDTH_IN, _BESIDE_AXES_IN = 14.0, 1.9
-_DPI = 150
 _POINTS_PER_IN = 72
 # Beyond it an SVG holds the boxes as an image, and boxes have no edges.
 _MANY_BOXES = 6000
@@ -173,11 +171,10 @@ def write_timeline_plot(timeline: SimulatedPlan, path: Path) -> None:
     """
     # Without a date and with a fixed salt the same plan gives the same file.
     metadata = {"Date": None} if path.suffix == ".svg" else None
-    with (
-        result_file(path, option="--plot") as part,
-        mpl.rc_context({"hatch.linewidth": 0.4, "svg.fonttype": "none", "svg.hashsalt": "flyball"}),
+    with mpl.rc_context(
+        {"hatch.linewidth": 0.4, "svg.fonttype": "none", "svg.hashsalt": "flyball"}
     ):
-        _draw(timeline).savefig(part, format=path.suffix[1:], dpi=_DPI, metadata=metadata)
+        save_figure(_draw(timeline), path, metadata)
 
 
 def _draw(timeline: SimulatedPlan) -> Figure:

@@ -29,11 +29,7 @@ from flyball_server.views.history import HistoryMemory, plan_summaries
 from flyball_server.views.job_figures import SharedReading
 from flyball_server.views.live_feed import Feed, Following
 from flyball_server.views.stage_steps import StepWindow, WindowStep, older_steps, settled_step
-from flyball_wire.closed_loop import (
-    ComparisonStatus,
-    Straggler,
-    TimetableStatus,
-)
+from flyball_wire.closed_loop import ComparisonStatus, Straggler, TimetableStatus
 from flyball_wire.messages import PlanVersion, Problem
 from flyball_wire.online_profiling import ProfilingState, ProfilingStatus
 from flyball_wire.read_models import JobOverview, PlanSummary, StagesOfStep

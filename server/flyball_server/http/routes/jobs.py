@@ -5,15 +5,8 @@ from __future__ import annotations
 from fastapi import Response
 from starlette.concurrency import run_in_threadpool
 
-from flyball_server.http.dependencies import (
-    JobId,
-    NewJobId,
-    State,
-    check_size,
-    planned_view,
-    shown_job,
-)
-from flyball_server.http.mapping import job_spec, launch
+from flyball_server.http.dependencies import JobId, NewJobId, State, check_size, planned_view
+from flyball_server.http.mapping import job_spec, job_view, launch
 from flyball_server.http.middleware.token_access import CallerAccess
 from flyball_server.http.openapi.documentation import JSON, call_router, problems
 from flyball_server.jobs.job_state import JobInput
@@ -65,14 +58,17 @@ def get_jobs(state: State, access: CallerAccess) -> list[messages.JobView]:
 
     With a job's token the list has that job and its earlier runs only.
     """
-    summaries = inspection.list_jobs(state.services)
-    return [shown_job(state, summary) for summary in summaries if access.opens(summary.job.job_id)]
+    return [
+        job_view(state.services, summary)
+        for summary in inspection.list_jobs(state.services)
+        if access.opens(summary.job.job_id)
+    ]
 
 
 @ROUTER.get(routes.JOB, summary="Get a job", response_description="The job.")
 def get_job(state: State, job_id: JobId) -> messages.JobView:
     """Return the job's current registration, its ranks, and the state of its plans."""
-    return shown_job(state, inspection.get_job(state.services, job_id))
+    return job_view(state.services, inspection.get_job(state.services, job_id))
 
 
 @ROUTER.put(

@@ -16,13 +16,7 @@ from flyball_profiles.stage_profile_csv import (
     parse_stage_profile_rows,
     write_stage_profile,
 )
-from flyball_server.http.dependencies import (
-    JobId,
-    PlannerState,
-    State,
-    check_profile,
-    planned_view,
-)
+from flyball_server.http.dependencies import JobId, PlannerState, State, check_profile, planned_view
 from flyball_server.http.json_body import parse_unique
 from flyball_server.http.mapping import profile_rows
 from flyball_server.http.openapi.documentation import (

@@ -7,11 +7,7 @@ from typing import Annotated
 from fastapi import Query, Response
 
 from flyball_server.http.dependencies import JobId, Rank, State, WaitS
-from flyball_server.http.mapping import (
-    rank_post,
-    rank_record,
-    registered_view,
-)
+from flyball_server.http.mapping import rank_post, rank_record, registered_view
 from flyball_server.http.middleware.token_access import CallerAccess
 from flyball_server.http.openapi.documentation import JSON, call_router, problems
 from flyball_server.jobs.bounds import MAX_COUNT, MAX_TEXT_CHARACTERS

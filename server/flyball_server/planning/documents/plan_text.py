@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from flyball_pipeline.instruction import InstructionKind
+from flyball_pipeline.instruction import Instruction, InstructionKind
 from flyball_profiles.clock_transitions import ClockTransitions
 from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_server.planning.model.simulator import Simulation
@@ -24,6 +24,13 @@ LETTERS = {
     InstructionKind.STEP: "S",
 }
 
+
+def instruction_label(instruction: Instruction) -> str:
+    """Return kind and microbatch, as `F3`; `F3.1` in model chunk 1."""
+    kind, microbatch, chunk = instruction
+    return f"{LETTERS[kind]}{microbatch}" + (f".{chunk}" if chunk else "")
+
+
 Paint = Callable[[str, int, bool], str]
 """A unit's text, its clock in MHz, whether it is on the critical path -> the text in colour."""
 
@@ -38,10 +45,9 @@ def plan_rows(
     critical = set(simulation.critical_path)
     units: list[list[tuple[str, int]]] = [[] for _ in model.schedule.stages]
     for node, choice in enumerate(assignment):
-        kind, microbatch, chunk = model.dag.instruction[node]
-        name = f"{LETTERS[kind]}{microbatch}" + (f".{chunk}" if chunk else "")
+        label = instruction_label(model.dag.instruction[node])
         clock_mhz = model.points[node][choice].frequency_mhz
-        unit = f"{name} {clock_mhz} {simulation.wait_s[node] * 1e3:.1f}"
+        unit = f"{label} {clock_mhz} {simulation.wait_s[node] * 1e3:.1f}"
         text = f"[{unit}]" if node in critical else f" {unit} "
         units[model.dag.stage[node]].append((text, clock_mhz))
     width = max(len(text) for row in units for text, _ in row)

@@ -19,13 +19,12 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from flyball_pipeline.dag import NONE
 from flyball_server.planning.cancellation import cancellation_point
 from flyball_server.planning.frontier.curves import CostCurve, ModelCurves
 from flyball_server.planning.frontier.event_network import END, EventNetwork
-from flyball_server.planning.model.array_dag import ArrayDag, FloatArray, IndexArray
+from flyball_server.planning.model.array_dag import ArrayDag, BoolArray, FloatArray, IndexArray
 
 # Random shifts of an event in a step, beside none.
 NUM_SHIFTS = 7
@@ -225,8 +224,8 @@ class EventTimes:
 
 
 def _independent(
-    one: IndexArray, other: IndexArray, is_open: NDArray[np.bool_], draws: np.random.Generator
-) -> NDArray[np.bool_]:
+    one: IndexArray, other: IndexArray, is_open: BoolArray, draws: np.random.Generator
+) -> BoolArray:
     """Per item, whether it is in a random maximal set of open items without a pair (Luby)."""
     is_open, num_items = is_open.copy(), len(is_open)
     is_chosen = np.zeros(num_items, dtype=np.bool_)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from flyball_pipeline.step_curves import ClockPoint
 from flyball_profiles.stage_profile import OperatingPoint
 from flyball_server.planning.model.pipeline_model import PipelineModel
 
@@ -65,7 +66,7 @@ class ModelCurves:
         return np.array(self.curve_of_node, dtype=np.int64)
 
 
-def cost_curve(points: Sequence[OperatingPoint], blocking_power_w: float) -> CostCurve:
+def cost_curve(points: Sequence[OperatingPoint | ClockPoint], blocking_power_w: float) -> CostCurve:
     """Staircase and hull of measured points.
 
     Args:

@@ -27,7 +27,11 @@ from flyball_server.planning.frontier.rounding import TINY_INSTRUCTIONS
 from flyball_server.planning.frontier.solver import SEED, DeadlinePlan, DeadlineSolver
 from flyball_server.planning.model.array_dag import FloatArray, IndexArray
 from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
-from flyball_server.planning.model.simulator import critical_path, time_and_energy
+from flyball_server.planning.model.simulator import (
+    RELATIVE_TIME_TOLERANCE,
+    critical_path,
+    time_and_energy,
+)
 from flyball_server.planning.request_options import rounded_up
 from flyball_wire.targets import Target
 
@@ -53,14 +57,15 @@ def plan_for_target(
     if target.kind == "power":
         return plan_for_power(solver, target.value, baseline_time_s, num_steps)
     wanted_s = deadline_of(target, baseline_time_s)
-    if wanted_s < solver.fastest_time_s:
+    if wanted_s * (1 + RELATIVE_TIME_TOLERANCE) < solver.fastest_time_s:
         fastest = rounded_up(solver.fastest_time_s)
         raise TargetUnreachableError(
             f"no plan takes {wanted_s:g} s; the fastest takes {fastest} s",
             field="target",
             nearest_target=f"deadline:{fastest}",
         )
-    return solver.plan_within(wanted_s, num_steps)
+    # The sums of the same times in another order differ by their rounding.
+    return solver.plan_within(max(wanted_s, solver.fastest_time_s), num_steps)
 
 
 # Ratio of neighbouring deadlines of the grid, less 1.
@@ -110,7 +115,7 @@ class _PowerSearch:
         self._model = solver.model
         self._budget_w = budget_w
         self._num_steps = num_steps
-        self._tables = _clock_tables(self._model)
+        self._tables = clock_tables(self._model)
         self._waiting_w = sum(self._model.stage_blocking_power_w)
         cheapest = self._tables.costs_j.argmin(axis=1)
         self._cheapest: Assignment = cheapest[self._tables.group_of_node].tolist()
@@ -257,7 +262,8 @@ class ClockTables(NamedTuple):
     costs_j: FloatArray
 
 
-def _clock_tables(model: PipelineModel) -> ClockTables:
+def clock_tables(model: PipelineModel) -> ClockTables:
+    """Return the operating points of a pipeline."""
     power_w = model.stage_blocking_power_w
     groups, group_of_node = model.groups
     nums = [len(points) for _, points in groups]

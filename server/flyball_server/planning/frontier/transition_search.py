@@ -24,14 +24,12 @@ from numpy.typing import NDArray
 from flyball_pipeline.dag import NONE
 from flyball_pipeline.paths import latest_finish_s
 from flyball_server.planning.cancellation import cancellation_point
-from flyball_server.planning.model.array_dag import FloatArray, IndexArray, every_row
+from flyball_server.planning.model.array_dag import BoolArray, FloatArray, IndexArray, every_row
 from flyball_server.planning.model.early_requests import EarlyRequestBatch
 from flyball_server.planning.model.late_clocks import LateClockSimulator
 from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
 from flyball_server.planning.model.simulator import RELATIVE_TIME_TOLERANCE
-from flyball_wire.plan_options import Effort
-
-BoolArray = NDArray[np.bool_]
+from flyball_wire.plan_options import Effort, PlanOptions
 
 # Changes that a step tries, and sets of them, by the number of instructions: memory and time.
 MAX_CHANGES = {Effort.LOW: 192, Effort.NORMAL: 192, Effort.HIGH: 384}
@@ -67,24 +65,6 @@ CHANGE_WORTH = 0.25
 _SEED = 1
 
 
-@dataclass(frozen=True, kw_only=True)
-class SwitchLimits:
-    """Limits of a plan's clock changes.
-
-    Attributes:
-        max_switches: most of an iteration, over all stages; None: any number.
-        min_dwell_s: least time between two requests of a stage, s; 0: none.
-    """
-
-    max_switches: int | None = None
-    min_dwell_s: float = 0.0
-
-    @property
-    def is_free(self) -> bool:
-        """True if there is no limit."""
-        return self.max_switches is None and not self.min_dwell_s
-
-
 def is_tiny(model: PipelineModel) -> bool:
     """Return whether all plans of a pipeline are tried."""
     num_plans = math.prod(map(len, model.points))
@@ -97,8 +77,7 @@ class TransitionSearch:
     Args:
         model: the pipeline, with the times of its clock changes.
         cost_step_j: how much a step to the next lower clock saves on average, J; 0: no search.
-        effort: effort of the search.
-        limits: limits of its clock changes.
+        options: effort of the search, and limits of clock changes.
         asks_early: clocks are requested ahead of an instruction's end. A plan is then found only
             if no delays make it longer than clocks that change at once.
     """
@@ -107,14 +86,13 @@ class TransitionSearch:
         self,
         model: PipelineModel,
         cost_step_j: float,
-        effort: Effort,
-        limits: SwitchLimits = SwitchLimits(),
+        options: PlanOptions,
         *,
         asks_early: bool = False,
     ) -> None:
-        self._limits = limits
+        self._options, effort = options, options.effort
         self._batch = (EarlyRequestBatch if asks_early else LateClockSimulator)(model)
-        self._is_free = limits.is_free and not asks_early
+        self._is_free = not (options.limits_changes or asks_early)
         self._cost_step_j = cost_step_j
         clocked, dag = model.clocked, model.dag
         group_of = dict(zip(clocked.node, clocked.group, strict=True))
@@ -159,12 +137,12 @@ class TransitionSearch:
 
         With early requests those that no bound is known for count too.
         """
-        limits, beyond = self._limits, self._batch.num_unbounded(choices)
-        if limits.max_switches is not None:
-            beyond += np.maximum(0, self._batch.num_switches(choices) - limits.max_switches)
-        if limits.min_dwell_s:
+        options, beyond = self._options, self._batch.num_unbounded(choices)
+        if options.max_switches is not None:
+            beyond += np.maximum(0, self._batch.num_switches(choices) - options.max_switches)
+        if options.min_dwell_ms:
             run, _ = self._batch.judged(choices)
-            beyond += self._batch.num_short_dwells(choices, run, limits.min_dwell_s)
+            beyond += self._batch.num_short_dwells(choices, run, options.min_dwell_ms / 1e3)
         return beyond
 
     def raised(

@@ -14,6 +14,7 @@ from flyball_pipeline.dag import NONE, DependencyDag
 
 IndexArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
+BoolArray = NDArray[np.bool_]
 
 
 def every_row(num_choices: Sequence[int]) -> IndexArray:

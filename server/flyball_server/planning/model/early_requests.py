@@ -23,11 +23,10 @@ from collections.abc import Sequence
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
 from flyball_profiles.clock_transitions import ClockTransitions
 from flyball_server.planning.cancellation import cancellation_point
-from flyball_server.planning.model.array_dag import FloatArray, IndexArray
+from flyball_server.planning.model.array_dag import BoolArray, FloatArray, IndexArray
 from flyball_server.planning.model.clocked_instructions import ClockedInstructions, ClockRequest
 from flyball_server.planning.model.late_clocks import LateClockSimulator, LateRun
 from flyball_server.planning.model.pipeline_model import PipelineModel
@@ -175,9 +174,7 @@ class EarlyRequestBatch(LateClockSimulator):
         more_s *= np.maximum(next_s / own_s, 1.0)
         return more_s
 
-    def _around_requests(
-        self, clocks: IndexArray
-    ) -> tuple[NDArray[np.bool_], NDArray[np.bool_], IndexArray]:
+    def _around_requests(self, clocks: IndexArray) -> tuple[BoolArray, BoolArray, IndexArray]:
         """Return what `early_requests` does around each instruction, by rows.
 
         Returns:
@@ -250,8 +247,8 @@ class EarlyRequestBatch(LateClockSimulator):
         lead_s[self._settled] = 0.0
         return lead_s[rows.row_of].T
 
-    def _is_up(self, clocks: IndexArray) -> NDArray[np.bool_]:
-        is_up: NDArray[np.bool_] = clocks < clocks[self._rows.previous]
+    def _is_up(self, clocks: IndexArray) -> BoolArray:
+        is_up: BoolArray = clocks < clocks[self._rows.previous]
         is_up[self._settled] = False
         return is_up
 

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
-from flyball_server.planning.model.array_dag import FloatArray, IndexArray
+from flyball_server.planning.model.array_dag import BoolArray, FloatArray, IndexArray
 from flyball_server.planning.model.clocked_instructions import ClockedInstructions
 from flyball_server.planning.model.pipeline_model import PipelineModel
 
@@ -163,8 +162,8 @@ class ClockSequences:
         self._rows, self._places = rows, rows.table + self.clocks
         self.times_s: FloatArray = rows.times_s[self._places]
         previous = self.clocks[self.own - 1]
-        self.is_changed: NDArray[np.bool_] = clocks != previous
-        self.is_up: NDArray[np.bool_] = clocks < previous
+        self.is_changed: BoolArray = clocks != previous
+        self.is_up: BoolArray = clocks < previous
 
     @cached_property
     def longer(self) -> FloatArray:

@@ -22,10 +22,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from flyball_profiles.clock_transitions import ClockTransitions
-from flyball_server.planning.model.array_dag import FloatArray, IndexArray
+from flyball_server.planning.model.array_dag import BoolArray, FloatArray, IndexArray
 from flyball_server.planning.model.instruction_rows import ClockSequences, InstructionRows
 from flyball_server.planning.model.late_passes import ClocksAhead, LatePasses, LateWindows
 from flyball_server.planning.model.latest_times import latest_end_s
@@ -76,16 +76,6 @@ class LateTrace:
     #: Per stage, from when on which clock is in force: the first one is so as the iteration begins,
     #: the last ones may come after its end.
     in_force: InForce
-
-    @property
-    def finish_s(self) -> FloatArray:
-        """End of each instruction, s."""
-        return self.start_s + self.duration_s
-
-    @property
-    def end_s(self) -> float:
-        """End of the last instruction, s."""
-        return float(self.finish_s.max())
 
 
 class LateClockSimulator:
@@ -240,10 +230,10 @@ class LateClockSimulator:
         """
         return np.zeros((len(choices), len(self._rows.row_of)))
 
-    def _is_changed(self, choices: IndexArray) -> NDArray[np.bool_]:
+    def _is_changed(self, choices: IndexArray) -> BoolArray:
         """Return True where a clock differs from the clock before; shape (num_plans, num)."""
         rows, clocks = self._rows, self._rows.clocks(choices)
-        is_changed: NDArray[np.bool_] = clocks != clocks[rows.previous]
+        is_changed: BoolArray = clocks != clocks[rows.previous]
         return is_changed[rows.row_of].T
 
     def _run_of(

@@ -11,11 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
 import numpy as np
-from numpy.typing import NDArray
 
 from flyball_pipeline.dag import NONE
 from flyball_server.planning.cancellation import cancellation_point
-from flyball_server.planning.model.array_dag import FloatArray, IndexArray
+from flyball_server.planning.model.array_dag import BoolArray, FloatArray, IndexArray
 from flyball_server.planning.model.clocked_instructions import ClockRequest
 from flyball_server.planning.model.instruction_rows import ClockSequences, InstructionRows, Level
 
@@ -37,7 +36,7 @@ class LateWindows:
     #: shape (num_stages, num_plans).
     next_s: FloatArray
 
-    def replaced(self, now: LateWindows, is_late: NDArray[np.bool_]) -> LateWindows:
+    def replaced(self, now: LateWindows, is_late: BoolArray) -> LateWindows:
         """Return the other iteration of the plans that are late, and this of the others."""
         both: dict[str, FloatArray] = {
             field.name: np.where(is_late, getattr(now, field.name), getattr(self, field.name))

@@ -16,11 +16,10 @@ Where several clocks may be in force at a moment, the slowest of them counts.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from flyball_profiles.clock_transitions import ClockTransitions
 from flyball_server.planning.cancellation import cancellation_point
-from flyball_server.planning.model.array_dag import FloatArray, IndexArray
+from flyball_server.planning.model.array_dag import BoolArray, FloatArray, IndexArray
 from flyball_server.planning.model.instruction_rows import ClockSequences, InstructionRows
 
 # Share of an instruction that is a rounding error.
@@ -164,7 +163,7 @@ def _extreme_s(times_s: FloatArray, effects_s: FloatArray, *, is_slow: bool) -> 
     if len(times_s) == 2:
         old_s: FloatArray = times_s[0]
         own_s: FloatArray = times_s[1]
-        is_least: NDArray[np.bool_] = own_s > old_s if is_slow else own_s <= old_s
+        is_least: BoolArray = own_s > old_s if is_slow else own_s <= old_s
         least_s: FloatArray = effects_s[0, 0]
         most_s: FloatArray = effects_s[1, 0]
         effect_s: FloatArray = np.where(is_least, least_s, most_s)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flyball_server.planning.policies._base import PolicyChoice, PolicyRequest, PolicyRule
+from flyball_server.planning.policies._base import PolicyRule
 from flyball_server.planning.policies.envpipe import ENVPIPE_POLICIES
 from flyball_server.planning.policies.frontier import frontier
 from flyball_server.planning.policies.single_clocks import constant, global_clock
@@ -14,12 +14,3 @@ POLICIES: dict[Policy, PolicyRule] = {
     Policy.CONSTANT: constant,
     Policy.FRONTIER: frontier,
 }
-
-
-def choose(policy: Policy, request: PolicyRequest) -> PolicyChoice:
-    """Return the policy's decision.
-
-    Raises:
-        PlanningError: the policy does not support what is asked.
-    """
-    return POLICIES[policy](request)

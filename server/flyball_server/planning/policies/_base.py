@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from flyball_server.planning.model.clocked_instructions import ClockRequest
 from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
+from flyball_server.planning.request_options import DEFAULT_RECONFIGURE_GRANULARITY_MHZ
 from flyball_wire.closed_loop import NO_RESERVE, Reserve
 from flyball_wire.plan_options import PlanOptions
 
@@ -43,7 +44,7 @@ class PolicyRequest:
 
     model: PipelineModel
     options: PlanOptions
-    reconfigure_granularity_mhz: int
+    reconfigure_granularity_mhz: int = DEFAULT_RECONFIGURE_GRANULARITY_MHZ
 
 
 PolicyRule = Callable[[PolicyRequest], PolicyChoice]

@@ -15,11 +15,7 @@ from flyball_server.planning.frontier.noise_reserve import solver_with_reserve
 from flyball_server.planning.frontier.reserve import with_reserve
 from flyball_server.planning.frontier.solver import DeadlinePlan, DeadlineSolver
 from flyball_server.planning.frontier.targets import deadline_of, plan_for_target
-from flyball_server.planning.frontier.transition_search import (
-    SwitchLimits,
-    TransitionSearch,
-    is_tiny,
-)
+from flyball_server.planning.frontier.transition_search import TransitionSearch, is_tiny
 from flyball_server.planning.model.early_requests import EarlyRequestBatch, early_requests
 from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
 from flyball_server.planning.model.simulator import simulate, time_and_energy
@@ -293,14 +289,10 @@ class _Choosing:
         )
 
     def _search(self, *, asks_early: bool = False) -> TransitionSearch:
-        options = self.request.options
         return TransitionSearch(
             with_reserve(self.model, self.solver.reserve),
             self.solver.mean_step_j,
-            options.effort,
-            SwitchLimits(
-                max_switches=options.max_switches, min_dwell_s=(options.min_dwell_ms or 0.0) / 1e3
-            ),
+            self.request.options,
             asks_early=asks_early,
         )
 

@@ -101,7 +101,8 @@ def slowest(dag: ArrayDag, pipelines: Sequence[MeasuredPipeline]) -> MeasuredPip
     return max(pipelines, key=lambda pipeline: max(earliest_finish_s(dag, pipeline.computed_s)))
 
 
-# In EnvPipe's published configurations.
+# In EnvPipe's published configurations: threshold of a wait, as a multiple of a receive without
+# one, and quiet observations that end the loop.
 THRESHOLD_SCALE = 4.0
 FINISH_LIMIT = 3
 
@@ -114,14 +115,12 @@ class MeasuredLoop:
         model: order and operating points; its times are not used.
         manner: as in `reconfigure`.
         granularity_mhz: as in `reconfigure`.
-        threshold_scale: threshold of a wait, as a multiple of a receive without one.
         finish_limit: quiet observations in a row that end the loop, at least 1.
     """
 
     model: PipelineModel
     manner: Reconfigure
     granularity_mhz: int
-    threshold_scale: float = THRESHOLD_SCALE
     finish_limit: int = FINISH_LIMIT
 
 
@@ -154,15 +153,13 @@ def decide(
     raise_path = path_raise(loop.manner, loop.granularity_mhz)
     raised = list(assignment)
     for window in windows[: loop.finish_limit]:
-        path = measured_critical_path(loop.model.dag, window, loop.threshold_scale)
+        path = measured_critical_path(loop.model.dag, window)
         if raise_path(loop.model, raised, path, loop.granularity_mhz):
             return Decision(raised=raised)
     return Decision(is_finished=len(windows) >= loop.finish_limit)
 
 
-def measured_critical_path(
-    dag: ArrayDag, measured: MeasuredPipeline, threshold_scale: float = THRESHOLD_SCALE
-) -> list[int]:
+def measured_critical_path(dag: ArrayDag, measured: MeasuredPipeline) -> list[int]:
     """Nodes of the critical path in the order of time, walked back by EnvPipe's rule.
 
     A node whose receive was short was delayed by the one before it on its stage, another one by
@@ -178,7 +175,7 @@ def measured_critical_path(
     finish_s = earliest_finish_s(dag, measured.computed_s)
     node = max(dag.last_of_stages, key=lambda index: (finish_s[index], -dag.stage[index]))
     threshold_s = max(
-        threshold_scale * unwaited_receive_s(dag, measured, finish_s),
+        THRESHOLD_SCALE * unwaited_receive_s(dag, measured, finish_s),
         RELATIVE_TIME_TOLERANCE * finish_s[node],
     )
     path: list[int] = []

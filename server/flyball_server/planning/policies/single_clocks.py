@@ -16,12 +16,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from flyball_server.planning.cancellation import cancellation_point
 from flyball_server.planning.errors import TargetUnreachableError
 from flyball_server.planning.frontier.targets import deadline_of
-from flyball_server.planning.model.array_dag import FloatArray, IndexArray, earliest_finishes_s
+from flyball_server.planning.model.array_dag import (
+    BoolArray,
+    FloatArray,
+    IndexArray,
+    earliest_finishes_s,
+)
 from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
 from flyball_server.planning.model.simulator import (
     RELATIVE_TIME_TOLERANCE,
@@ -33,8 +37,6 @@ from flyball_server.planning.request_options import rounded_up
 from flyball_wire.closed_loop import ComparedPlan
 from flyball_wire.plan_options import PlanOptions, Policy
 from flyball_wire.targets import Target, parse_target
-
-BoolArray = NDArray[np.bool_]
 
 # A change of two stages moves each by at most this many of its clocks. The number of such changes
 # and of paths grow with the stages: in pipelines with more of them only single stages are changed.

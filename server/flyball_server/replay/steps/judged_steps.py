@@ -113,7 +113,7 @@ class LateJudge:
         self._is_calling: dict[int, bool] = {}
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._num_events = 0
-        self._now_s = self._step_begin_s = 0.0
+        self._now_s = 0.0
         self._pipelines: Sequence[PipelineStep] = ()
         self._clocks: Clocks = ()
         self._ends_s: list[list[float]] = []
@@ -136,7 +136,6 @@ class LateJudge:
                 gpu.pipeline, gpu.nodes, gpu.num_ended, gpu.free_s = number, nodes, 0, begin_s
                 self._request(gpu, asked_s)
                 self._at(begin_s, partial(self._start, gpu))
-        self._step_begin_s = begin_s
         while self._num_left:
             self._now_s, _, happens = heapq.heappop(self._events)
             happens()

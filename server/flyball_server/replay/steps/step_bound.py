@@ -11,18 +11,17 @@ in docs/derivations.md, "The linear program"; here each has its own factor.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 
 import highspy
 import numpy as np
 from numpy.typing import NDArray
 
 from flyball_pipeline.dag import NONE
+from flyball_pipeline.step_curves import ClockPoint
+from flyball_server.planning.frontier.curves import cost_curve
 from flyball_server.planning.frontier.highs_relaxation import QuietHighs
 from flyball_server.replay.steps.step_models import PipelineStep
-
-# Relative: costs are joined with times in one unit.
-_TOLERANCE = 1e-12
 
 
 class StepBound:
@@ -31,8 +30,8 @@ class StepBound:
     def __init__(self) -> None:
         self._highs = QuietHighs()
         self._highs.setOptionValue("threads", 1)
-        # By the mapping that they are made of, which is kept with them.
-        self._hulls: dict[int, tuple[Mapping[int, tuple[float, float]], NDArray[np.float64]]] = {}
+        # By the points that they are made of, which are kept with them, and waiting power in W.
+        self._hulls: dict[tuple[int, float], tuple[object, NDArray[np.float64]]] = {}
 
     def least_j(self, pipeline: PipelineStep, deadline_s: float) -> float:
         """Return what no clocks are below that keep the deadline: energy net of waiting, J.
@@ -44,7 +43,11 @@ class StepBound:
         Raises:
             ArithmeticError: the solver found no optimum.
         """
-        hulls = [self._hull(by_clock) for by_clock in pipeline.model.by_clock]
+        model = pipeline.model
+        hulls = [
+            self._hull(points, model.power_w[stage])
+            for stage, points in zip(model.dag.stage, model.points, strict=True)
+        ]
         program, least_j = _program(pipeline, hulls, deadline_s)
         self._highs.passModel(program)
         self._highs.run()
@@ -52,31 +55,14 @@ class StepBound:
             raise ArithmeticError(f"HiGHS ended with {self._highs.getModelStatus()}")
         return least_j + float(self._highs.getInfo().objective_function_value)
 
-    def _hull(self, by_clock: Mapping[int, tuple[float, float]]) -> NDArray[np.float64]:
-        if id(by_clock) not in self._hulls:
-            self._hulls[id(by_clock)] = (by_clock, _hull(by_clock.values()))
-        return self._hulls[id(by_clock)][1]
-
-
-def _hull(points: Iterable[tuple[float, float]]) -> NDArray[np.float64]:
-    """Return the falling part of the lower convex hull of (time, cost); shape (num_corners, 2)."""
-    corners: list[tuple[float, float]] = []
-    for time_s, cost_j in sorted(points):
-        if corners and cost_j >= corners[-1][1]:
-            continue
-        if corners and time_s <= corners[-1][0] * (1 + _TOLERANCE):
-            corners.pop()
-        while len(corners) > 1 and _is_above(corners[-2], corners[-1], (time_s, cost_j)):
-            corners.pop()
-        corners.append((time_s, cost_j))
-    return np.array(corners)
-
-
-def _is_above(
-    left: tuple[float, float], middle: tuple[float, float], right: tuple[float, float]
-) -> bool:
-    rise = (middle[1] - left[1]) * (right[0] - left[0])
-    return rise >= (right[1] - left[1]) * (middle[0] - left[0])
+    def _hull(self, points: Sequence[ClockPoint], power_w: float) -> NDArray[np.float64]:
+        """Return corners of a hull: time in s and cost in J; shape (num_corners, 2)."""
+        key = id(points), power_w
+        if key not in self._hulls:
+            hull = cost_curve(points, power_w).exact_hull
+            corners = np.array([(corner.time_s, corner.cost_j) for corner in hull])
+            self._hulls[key] = (points, corners)
+        return self._hulls[key][1]
 
 
 def _program(

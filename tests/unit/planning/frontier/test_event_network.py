@@ -32,7 +32,7 @@ from flyball_server.planning.frontier.saving_sources import saving_sources
 from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_server.planning.model.simulator import simulate
 from flyball_server.planning.planner import make_plan
-from flyball_wire.read_models import SavingSources
+from flyball_wire.predictions import SavingSources
 
 NAMED_EVENTS = 3  # BEGIN, DEADLINE, END
 
