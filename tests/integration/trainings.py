@@ -163,3 +163,10 @@ def rank_0_says(decision: bool) -> bool:
     said = torch.tensor([int(decision)])
     torch.distributed.broadcast(said, src=0)
     return bool(said.item())
+
+
+def all_ranks_say(decision: bool) -> bool:
+    """Return on every rank whether all decide so."""
+    said = torch.tensor([int(decision)])
+    torch.distributed.all_reduce(said, op=torch.distributed.ReduceOp.MIN)
+    return bool(said.item())

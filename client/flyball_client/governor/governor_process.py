@@ -31,7 +31,6 @@ from flyball_client.governor.lock_record import (
     find_records,
     show_governor,
 )
-from flyball_client.governor.own_priority import set_own_niceness
 from flyball_client.governor.process_watch import ProcessIdentity, ProcessWatch, is_running
 from flyball_client.governor.shared_state import SharedState
 from flyball_client.gpu._base import (
@@ -39,6 +38,7 @@ from flyball_client.gpu._base import (
     GpuError,
 )
 from flyball_client.gpu.registry import open_gpu
+from flyball_client.own_priority import set_own_niceness
 
 # Time after which the standby restores a clock that the active one has not restored.
 OVERDUE_S = 0.4

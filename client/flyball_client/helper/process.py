@@ -31,7 +31,6 @@ import httpx
 
 from flyball_client.api.connection import ConnectionOptions
 from flyball_client.api.planner_client import PlannerClient
-from flyball_client.governor.own_priority import set_own_niceness
 from flyball_client.helper.frames import (
     Header,
     framed,
@@ -42,6 +41,7 @@ from flyball_client.helper.frames import (
 )
 from flyball_client.helper.job_agent import JobAgent
 from flyball_client.helper.rank_agent import RankAgent
+from flyball_client.own_priority import set_own_niceness
 from flyball_client.session.plan_cursor import CompiledPlan
 from flyball_client.steps.step_plans import StepPlan
 from flyball_wire.measurements import StepMeasurement
