@@ -117,6 +117,23 @@ def test_a_light_step_runs_at_lower_clocks_than_a_heavy_one_and_says_so(
     assert planner.measurements[1].work is not None
 
 
+def test_a_step_that_left_its_plan_reports_none_of_its_own(
+    gpu: RecordingGpu, make_session: SessionMaker
+) -> None:
+    planner = MemoryPlanner()
+    session = make_session(gpu, planner=planner.client())
+    session.plan_steps()
+    session.start()
+    publish(planner)
+    give_up_s = time.monotonic() + 30.0
+    while len(with_plan(planner)) < 4:
+        assert time.monotonic() < give_up_s
+        leaves_plan = session.current_step % 2
+        run_step(session, LIGHT, [*ROWS, ROWS[0]] if leaves_plan else ROWS)
+    session.close()
+    assert not any(each.step % 2 for each in with_plan(planner))
+
+
 @pytest.mark.slow
 def test_a_helper_that_is_killed_plans_steps_again_once_it_is_back(
     gpu: RecordingGpu, make_session: SessionMaker
