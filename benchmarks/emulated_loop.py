@@ -11,8 +11,7 @@ from statistics import fmean
 
 import numpy as np
 
-from flyball_client.gpu.emulated import IDEAL_GPU, EmulatedGpu
-from flyball_lab.emulation.emulated_pipeline import RankClock
+from flyball_client.gpu.emulated import IDEAL_GPU, EmulatedGpu, LeapingClock
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.jobs.reconcile.reconfigurations import STEPS_PER_WINDOW
 from flyball_server.jobs.versions.plan_versions import margin_steps
@@ -56,7 +55,7 @@ class EmulatedPipeline:
     ) -> None:
         self._model = model
         self._transfer_s = transfer_s
-        self._clocks = [RankClock() for _ in model.schedule.stages]
+        self._clocks = [LeapingClock() for _ in model.schedule.stages]
         self._gpus = [
             EmulatedGpu(
                 profile,

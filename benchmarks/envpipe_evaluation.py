@@ -29,10 +29,11 @@ from flyball_client.gpu.emulated import (
     EmulatedGpu,
     EmulatedGpuSettings,
     EmulatedNode,
+    LeapingClock,
 )
 from flyball_client.helper.rank_agent import LinkTimes
 from flyball_client.session.rank_session import RankSession
-from flyball_lab.emulation.emulated_pipeline import EmulatedRank, Order, RankClock, run_step
+from flyball_lab.emulation.emulated_pipeline import EmulatedRank, Order, run_step
 from flyball_profiles.examples import EXAMPLE_PROFILE_NAME, load_example_profile
 from flyball_profiles.stage_profile import StageProfile
 from flyball_profiles.stage_profile_csv import write_stage_profile
@@ -323,7 +324,7 @@ def _make_ranks(
         if number % _GPUS_PER_NODE == 0:
             node = EmulatedNode()
         pipeline, stage = divmod(number, len(orders))
-        clock = RankClock()
+        clock = LeapingClock()
         gpu = EmulatedGpu(
             model.profile,
             stage,

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import gc
 import logging
-import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 from tests.browser.chromium import chromium_path
 from tests.browser.fixtures import (
@@ -50,16 +49,15 @@ __all__ = [
 # Imports and test items stay until the end: looking through them for garbage finds none.
 gc.disable()
 
-# An example may wait for a compiler or a slow machine: nothing here is timed.
-# In CI every run draws the same ones: what failed there fails here.
-settings.register_profile("untimed", deadline=None, max_examples=50)
-settings.register_profile("repeatable", settings.get_profile("untimed"), derandomize=True)
-if os.environ.get("CI") == "true":
-    settings.load_profile("repeatable")
-    # Otherwise it also draws constants of those of our modules that this process has imported.
-    setattr(providers, "_get_local_constants", lambda: vars(providers)["_local_constants"])  # noqa: B010
-else:
-    settings.load_profile("untimed")
+# Every run draws the same examples, and none is timed: what passes once passes on any machine.
+# `pytest --hypothesis-profile random` draws others each time.
+settings.register_profile(
+    "random", deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.register_profile("repeatable", settings.get_profile("random"), derandomize=True)
+settings.load_profile("repeatable")
+# Otherwise it also draws constants of those of our modules that this process has imported.
+setattr(providers, "_get_local_constants", lambda: vars(providers)["_local_constants"])  # noqa: B010
 
 # Run in a shell's background, we and all our children would ignore Ctrl-C, which some of them
 # are sent; a handler of Python's becomes the default action in a child.

@@ -136,7 +136,9 @@ class InForce:
 class ClockRounding:
     """Clocks of a step of one pipeline.
 
-    Clocks are `choices`: per place, an index into its curve's kept clocks, 0 the highest.
+    Clocks are `choices`: per place, an index into its curve's kept clocks, 0 the highest. Its time
+    at the highest clock in this step is `highest_s`, s. Clocks `in_force` are those of each stage
+    as the step before ended, by number.
 
     Args:
         paths: its instructions.
@@ -156,12 +158,7 @@ class ClockRounding:
         self._ratios = [curve.ratios for curve in curves]
 
     def durations_s(self, choices: Sequence[int], highest_s: Sequence[float]) -> list[float]:
-        """Return the duration of each place at its clock, s.
-
-        Args:
-            choices: the clocks.
-            highest_s: per place, its time at the highest clock in this step, s.
-        """
+        """Return the duration of each place at its clock, s."""
         both = zip(self._ratios, choices, highest_s, strict=True)
         return [ratios[choice] * time_s for ratios, choice, time_s in both]
 
@@ -175,14 +172,9 @@ class ClockRounding:
     ) -> tuple[list[int], list[float]]:
         """Return clocks at which instructions end as late as they may, and their latest ends, s.
 
-        An instruction that cannot end in time has the highest clock.
-
-        Args:
-            times_s: per place, a duration, s: what follows a place may take as long.
-            highest_s: per place, its time at the highest clock in this step, s.
-            segments_s: time of each segment, s.
-            in_force: per stage, the clock in force as the step before ended, by its number.
-            slowest: of some places the slowest choice, where changes take time.
+        An instruction that cannot end in time has the highest clock. What follows a place may take
+        as long as `times_s` has it, and each segment `segments_s`. Where changes take time,
+        `slowest` is the slowest choice of some places.
         """
         if self._delays is None:
             return self.rounded_at_once(times_s, highest_s, segments_s)
@@ -193,13 +185,7 @@ class ClockRounding:
     def latest_ends_s(
         self, choices: Sequence[int], highest_s: Sequence[float], in_force: Sequence[int]
     ) -> list[float]:
-        """Return the latest end of each place after its segment's begin, s, and a 0.
-
-        Args:
-            choices: the clocks.
-            highest_s: per place, its time at the highest clock in this step, s.
-            in_force: per stage, the clock in force as the step before ended, by its number.
-        """
+        """Return the latest end of each place after its segment's begin, s, and a 0."""
         paths, delays = self._paths, self._delays
         if delays is None:
             return paths.ends_s(self.durations_s(choices, highest_s))

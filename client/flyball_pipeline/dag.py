@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from flyball_pipeline.errors import PipelineError
-from flyball_pipeline.instruction import Instruction, InstructionKind
+from flyball_pipeline.instruction import GIVE_GRADIENT, Instruction, InstructionKind
 from flyball_pipeline.schedule import Schedule, VirtualStages
 
 NONE = -1  # "no predecessor" in the tuples below
@@ -157,7 +157,6 @@ def _dag_of(schedule: Schedule, of_stages: Sequence[Iterable[Instruction]]) -> D
 
 
 _Node = tuple[int, Instruction]  # with its stage
-_BACKWARDS = (InstructionKind.BACKWARD, InstructionKind.BACKWARD_INPUT)
 
 
 def _data_predecessors(nodes: list[_Node], schedule: Schedule) -> list[int]:
@@ -191,7 +190,7 @@ def _sources(group: AlikeNodes, virtual_stages: VirtualStages) -> tuple[AlikeNod
     is_last = virtual == sum(map(len, virtual_stages)) - 1
     if kind == InstructionKind.RECOMPUTE or is_last:
         return ((stage, InstructionKind.FORWARD, chunk),)
-    return tuple(_place_of(virtual + 1, virtual_stages, of_kind) for of_kind in _BACKWARDS)
+    return tuple(_place_of(virtual + 1, virtual_stages, of_kind) for of_kind in GIVE_GRADIENT)
 
 
 def _place_of(virtual: int, virtual_stages: VirtualStages, kind: InstructionKind) -> AlikeNodes:

@@ -51,6 +51,9 @@ SPLIT_BACKWARD: Kinds = frozenset(
 )
 WHOLE_STEP: Kinds = frozenset({InstructionKind.STEP})
 
+# What gives the stage before its gradient; for a weight's part only the stage itself waits.
+GIVE_GRADIENT = (InstructionKind.BACKWARD, InstructionKind.BACKWARD_INPUT)
+
 # Far above any real iteration; a slip of the finger must not fill the memory.
 MAX_NUM_MICROBATCHES = 65_536
 

@@ -17,13 +17,7 @@ MAX_OF_MANY_TRIES = 2_500
 
 
 class RetimedClocks:
-    """Curves of a pipeline's instructions, and what rounds their durations to clocks.
-
-    Args:
-        paths: the instructions.
-        curves: per place, its curve.
-        delays, gaps_s: as `ClockRounding` takes them.
-    """
+    """Curves of a pipeline's instructions, and what rounds their durations to clocks."""
 
     def __init__(
         self,

@@ -157,11 +157,7 @@ class RetimedPipeline:
         return self._reserved[1]
 
     def times_of(self, durations_s: Sequence[float]) -> tuple[float, ...]:
-        """Return the time of each segment, s, the last with the tail.
-
-        Args:
-            durations_s: per place, s.
-        """
+        """Return the time of each segment, s, the last with the tail."""
         *before_s, last_s = self.paths.segment_times_s(self.paths.ends_s(durations_s))
         return (*before_s, last_s + self.tail_s)
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any
 
+from flyball_pipeline.instruction import MAX_NUM_MICROBATCHES
 from flyball_profiles.gpu_conditions import GpuConditions
 from flyball_profiles.stage_profile import EnergyScope
 from flyball_wire.closed_loop import MissedTarget
@@ -26,7 +27,6 @@ TOKEN_HEADER = "Flyball-Token"  # noqa: S105 - the header's name, not a token
 ACCESS_HEADER, READ_ONLY = "Flyball-Access", "read-only"
 
 MAX_STAGES = 4096
-MAX_MICROBATCHES = 65_536
 MAX_RANKS = 1_048_576
 
 # ------------------------------------------------------------------ what clients send
@@ -64,6 +64,11 @@ class JobState(StrEnum):
     PLANNING_FAILED = "planning-failed"
     ENDED = "ended"
     EXPIRED = "expired"
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether no rank is left."""
+        return self in {JobState.ENDED, JobState.EXPIRED}
 
 
 class ConditionName(StrEnum):
@@ -111,7 +116,7 @@ class JobSpec(PlanOptions):
         int,
         Option(
             "number of microbatches per iteration",
-            bounds=(1, MAX_MICROBATCHES),
+            bounds=(1, MAX_NUM_MICROBATCHES),
             flag="--microbatches",
             is_frameworks=True,
         ),

@@ -21,8 +21,8 @@ from tests.planner.patience import PATIENCE_S
 
 from fitted_models import load_fitted_model
 from flyball_client import EmulatedGpu, PlannerClient, RankSession
-from flyball_client.gpu.emulated import IDEAL_GPU
-from flyball_lab.emulation.emulated_pipeline import EmulatedRank, RankClock
+from flyball_client.gpu.emulated import IDEAL_GPU, LeapingClock
+from flyball_lab.emulation.emulated_pipeline import EmulatedRank
 from flyball_profiles.examples import load_example_profile
 from flyball_profiles.stage_profile import StageProfile
 from flyball_profiles.stage_profile_csv import write_stage_profile
@@ -224,7 +224,7 @@ def emulated_job(
         ranks: list[EmulatedRank] = []
         gpus: list[EmulatedGpu] = []
         for stage in range(job.profile.num_stages):
-            clock = RankClock()
+            clock = LeapingClock()
             gpu = EmulatedGpu(
                 job.profile,
                 stage,

@@ -102,12 +102,7 @@ class GpuConditions:
 
 @dataclass(frozen=True, kw_only=True)
 class ConditionChange:
-    """Condition that differs between two moments.
-
-    Attributes:
-        name: field of GpuConditions.
-        before, now: its values.
-    """
+    """Condition that differs between two moments."""
 
     name: str
     before: float | str

@@ -7,7 +7,6 @@ from the device.
 
 from __future__ import annotations
 
-import json
 import math
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -25,6 +24,7 @@ from flyball_profiles.clock_transitions import (
     transitions_of_table,
 )
 from flyball_profiles.limited_file import read_text
+from flyball_profiles.printable_text import toml_string
 
 GPU_FOLDER_VARIABLE = "FLYBALL_GPU_FOLDER"
 """Variable that names a folder with the GPU files of one's own."""
@@ -135,11 +135,8 @@ def with_blocking_power(text: str, power_w: float, source: str) -> str:
     """
     if _parsed("gpu", text, "the GPU file").blocking_power_w is not None:
         raise GpuTableError(f"the GPU file has {_BLOCKING_POWER} already; remove it there")
-    # JSON's strings of printable characters are TOML's.
-    quoted = json.dumps(
-        "".join(character if character.isprintable() else "?" for character in source)
-    )
-    return f"{text.rstrip()}\n\n[{_BLOCKING_POWER}]\nvalue = {power_w:.2f}\nsource = {quoted}\n"
+    figure = f"value = {power_w:.2f}\nsource = {toml_string(source)}\n"
+    return f"{text.rstrip()}\n\n[{_BLOCKING_POWER}]\n{figure}"
 
 
 def with_transitions(text: str, table: str) -> str:
@@ -215,10 +212,6 @@ def load_gpu_file(file: Path, *, name: str | None = None) -> GpuWindow:
 
 def gpu_window_of(text: str, environment: Mapping[str, str]) -> GpuWindow:
     """Return the window that a command's `--gpu` names: a GPU of the table, or a file.
-
-    Args:
-        text: a name, or the path of a `.toml` file.
-        environment: variables, for the folder of one's own files.
 
     Raises:
         GpuTableError: as `load_gpu_window` and `load_gpu_file`.

@@ -20,7 +20,6 @@ Plans use the times alone.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import quantiles
@@ -32,6 +31,7 @@ from flyball_profiles.clock_transitions import (
     ClockTransitions,
     TransitionsError,
 )
+from flyball_profiles.printable_text import toml_string
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,13 +116,8 @@ class MeasuredTransitions:
 
 
 def transitions_toml(measured: MeasuredTransitions, source: str) -> str:
-    """Return the table `[transitions]` as TOML, which `read_transitions` reads.
-
-    Args:
-        measured: Result.
-        source: Origin of all figures: GPU, driver, command and date, in one line.
-    """
-    times, quoted = measured.times, _quoted(source)
+    """Return the table `[transitions]` as TOML, which `read_transitions` reads."""
+    times, quoted = measured.times, toml_string(source)
     lines: list[str] = []
     for name, percentiles in (("up", (5, 50, 95)), ("down", (5, 50, 95)), ("call", (50, 95))):
         values = {f"p{number}": getattr(times, f"{name}_p{number}_s") for number in percentiles}
@@ -155,7 +150,7 @@ def _pair(pair: PairTimes) -> dict[str, str]:
 def _clock(clock: ClockFacts) -> dict[str, str]:
     row = {"mhz": str(clock.mhz), "ran_mhz": str(clock.ran_mhz)}
     if clock.limit is not None:
-        row["limit"] = _quoted(clock.limit)
+        row["limit"] = toml_string(clock.limit)
     return row
 
 
@@ -166,8 +161,3 @@ def _spread(spread: TimeSpread) -> str:
 
 def _ms(time_s: float) -> str:
     return f"{1e3 * time_s:.3f}"
-
-
-def _quoted(text: str) -> str:
-    # JSON's strings of printable characters are TOML's.
-    return json.dumps("".join(character if character.isprintable() else "?" for character in text))

@@ -49,9 +49,7 @@ def planner() -> Iterator[LivePlanner]:
 
 @settings(
     max_examples=25,
-    derandomize=True,
-    database=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(content=mangled() | st.binary(max_size=200))
 @example(content=b"")

@@ -80,12 +80,10 @@ def called(schema: BaseSchema, *, max_examples: int, every_bound: bool = False) 
         answers = (interaction.response for interaction in recorder.interactions.values())
         statuses |= {answer.status_code for answer in answers if answer is not None}
         for case_id, checks in recorder.checks.items():
-            command = recorder.cases[case_id].value.as_curl_command()[:2000]
-            failures += [
-                f"{check.name}: {check.failure_info.failure}\n{command}"
-                for check in checks
-                if check.failure_info is not None
-            ]
+            failed = [(check.name, check.failure_info) for check in checks if check.failure_info]
+            if failed:
+                command = recorder.cases[case_id].value.as_curl_command()[:2000]
+                failures += [f"{name}: {failure.failure}\n{command}" for name, failure in failed]
     assert not failures, "\n\n".join(failures)
     return statuses
 
@@ -98,7 +96,7 @@ def test_calls_about_a_job_that_is_there_are_answered_as_described(
     parts: dict[str, Any] = {"path.job_id": job_id, "path.rank": 0, "path.version": 1}
     schema.config.parameters = parts
     is_planned = job_id == "planned"
-    statuses = called(schema, max_examples=2 if is_planned else 1, every_bound=is_planned)
+    statuses = called(schema, max_examples=1, every_bound=is_planned)
     assert {200, 422} <= statuses
     assert max(statuses) < 500
     assert planner.http.get("/healthz").status_code == 200

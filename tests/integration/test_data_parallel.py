@@ -99,7 +99,8 @@ def test_a_straggler_is_found_and_the_others_slow_down_to_it(
     assert found[STRAGGLER] == pytest.approx([1410, slow_s, slow_s, SLOWDOWN * 300], rel=2e-3)
     ((rank, source, slowdown),) = ranks[0][f"{kind} planned"]["stragglers"]
     assert (rank, source) == (STRAGGLER, "detected")
-    assert slowdown == pytest.approx(SLOWDOWN, rel=1e-3)
+    # Its window may begin before it.
+    assert SLOWDOWN / 1.06 < slowdown < SLOWDOWN * 1.001
 
 
 def test_emulated_ranks_wait_within_the_step_for_the_one_with_the_most_work(

@@ -161,7 +161,6 @@ def test_ranks_run_a_plan_from_the_step_that_is_named(planner: LivePlanner) -> N
         "cycle": [],
         "cycle_rows": [],
         "baseline_cycle": [],
-        "planned_times_s": [[0, 0, 0, 0.1], [1, 0, 0, 0.2]],
         "measurement_detail": "totals",
         "num_timed_steps": 12,
         "requests": [],

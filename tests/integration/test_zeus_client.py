@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -40,26 +43,22 @@ def test_zeuss_own_client_trains_on_the_plan_that_the_page_shows(
     variables = {name: value for name, value in nvml.environment.items() if "proxy" not in name}
     with live_planner(zeus_clients=True) as planner:
 
-        def started(rank: int) -> subprocess.Popen[bytes]:
-            arguments = (METADATA, rank, NUM_RANKS, NUM_STAGES)
-            files = (tmp_path / "meeting", tmp_path / f"rank-{rank}.json")
-            address = str(planner.http.base_url).rstrip("/")
-            words = (sys.executable, zeus_rank.__file__, ZEUS, address, *arguments, *files)
-            return subprocess.Popen(tuple(map(str, words)), env=variables)
-
         def job() -> Any:  # noqa: ANN401 - JSON
             return planner.http.get(f"/api/v1/jobs/{NAME}").json()
 
-        ranks = [started(rank) for rank in range(NUM_RANKS)]
+        address = str(planner.http.base_url).rstrip("/")
+        arguments = (ZEUS, address, METADATA, NUM_RANKS, NUM_STAGES, tmp_path)
+        words = (sys.executable, zeus_rank.__file__, *arguments)
+        ranks = subprocess.Popen(tuple(map(str, words)), env=variables, start_new_session=True)
         try:
             wait_until(lambda: len(job().get("ranks", ())) == NUM_RANKS)
             assert job()["state"] == "awaiting-profile"
             planner.put_profile(PROFILE, NAME).raise_for_status()
-            assert [rank.wait(PATIENCE_S) for rank in ranks] == [0] * NUM_RANKS
+            assert ranks.wait(PATIENCE_S) == 0
         finally:
-            for rank in ranks:
-                rank.kill()
-                rank.wait()
+            with suppress(ProcessLookupError):
+                os.killpg(ranks.pid, signal.SIGKILL)
+            ranks.wait()
         plan = planner.http.get(f"/api/v1/jobs/{NAME}/plans/1").json()
         ended = job()
     assert plan["first_step"] == 0

@@ -17,10 +17,9 @@ import torch.distributed
 
 from flyball_client.api.errors import PlannerError
 from flyball_client.api.planner_client import PlannerClient
-from flyball_client.gpu.emulated import EmulatedGpu
+from flyball_client.gpu.emulated import EmulatedGpu, LeapingClock
 from flyball_client.session.plan_cursor import CompiledPlan
 from flyball_client.session.rank_session import RankSession
-from flyball_lab.emulation.emulated_pipeline import RankClock
 from flyball_pipeline.instruction import InstructionKind
 from flyball_profiles.stage_profile import OperatingPoint, StageProfile
 from flyball_profiles.stage_profile_csv import write_stage_profile
@@ -152,7 +151,7 @@ def takes_profile(planner: PlannerClient, job_id: str, profile: StageProfile) ->
     return True
 
 
-def meet(clock: RankClock) -> None:
+def meet(clock: LeapingClock) -> None:
     """Let this rank's virtual time pass until all ranks have come."""
     now_s = torch.tensor(clock.now_s(), dtype=torch.float64)
     torch.distributed.all_reduce(now_s, op=torch.distributed.ReduceOp.MAX)
@@ -163,4 +162,11 @@ def rank_0_says(decision: bool) -> bool:
     """Rank 0's decision, on every rank."""
     said = torch.tensor([int(decision)])
     torch.distributed.broadcast(said, src=0)
+    return bool(said.item())
+
+
+def all_ranks_say(decision: bool) -> bool:
+    """Return on every rank whether all decide so."""
+    said = torch.tensor([int(decision)])
+    torch.distributed.all_reduce(said, op=torch.distributed.ReduceOp.MIN)
     return bool(said.item())

@@ -8,7 +8,6 @@ runs its own schedule and sends its own messages, when it does.
 from __future__ import annotations
 
 import os
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,28 +20,23 @@ import torch.distributed
 from tests.integration.rank_server import Findings
 from tests.integration.trainings import (
     BLOCKING_POWER_W,
+    all_ranks_say,
     meet,
     points,
-    rank_0_says,
     takes_profile,
 )
+from tests.planner.patience import wait_until
 from torch.distributed import distributed_c10d
 
 from flyball_client.api.planner_client import PlannerClient
-from flyball_client.gpu.emulated import IDEAL_GPU, EmulatedGpu
+from flyball_client.gpu.emulated import IDEAL_GPU, EmulatedGpu, LeapingClock
 from flyball_client.session.rank_session import RankSession
-from flyball_lab.emulation.emulated_pipeline import RankClock
 from flyball_pipeline.instruction import InstructionKind
 from flyball_profiles.rank_merge import whole_stages
 from flyball_profiles.stage_profile import OperatingPoint, StageProfile
 
 NUM_RANKS = 3
 _NUM_MEASURED = 3
-_PATIENCE_S = 60.0
-# Between steps that take no time, so that a plan can come; while one is on its way to all ranks
-# they have some steps of time, on a busy machine too.
-_PAUSE_S = 0.03
-_ON_ITS_WAY_S = 0.1
 # More messages than are ever under way from one rank to another.
 _NUM_MOMENTS = 256
 # Of the pipeline ranks, heaviest last: the head weighs more than a block.
@@ -57,7 +51,7 @@ class VirtualTime:
     """This rank's clock, and messages that arrive no earlier than they were sent."""
 
     def __init__(self) -> None:
-        self.clock = RankClock()
+        self.clock = LeapingClock()
         shape = (NUM_RANKS, NUM_RANKS, _NUM_MOMENTS)
         # When each message was sent, s, as (sender, receiver, number); shared by all ranks.
         self._moments = torch.from_file(
@@ -134,24 +128,21 @@ def trained_until_planned(
     profile: StageProfile,
     detach: Callable[[], None],
 ) -> Findings:
-    """Train at the highest clock until the plan comes, then some steps on it on all ranks."""
+    """Train a step at the highest clock, and on the plan once all ranks have received it."""
     rank = _rank()
-    is_given = is_over = False
-    deadline_s = time.monotonic() + _PATIENCE_S
     with PlannerClient(os.environ["PLANNER_URL"]) as planner:
+        torch.distributed.barrier()
+        step()
+        if rank == 0:  # the job is registered in the background
+            wait_until(lambda: takes_profile(planner, job_id, profile))
+        # No step passes until then, or ranks might receive it after its first step.
+        wait_until(lambda: len(session.plans) > 0)
+        is_over = False
         while not is_over:
-            if rank == 0 and not is_given and session.current_step > 0:
-                # The job is registered in the background, with another order once memory is known.
-                is_given = takes_profile(planner, job_id, profile)
             torch.distributed.barrier()
             step()
-            # Of rank 0, which all others wait for.
-            is_coming = is_given and session.history[-1].plan_version is None
-            time.sleep(_ON_ITS_WAY_S if is_coming else _PAUSE_S)
-            num_planned = torch.tensor(sum(one.plan_version is not None for one in session.history))
-            torch.distributed.all_reduce(num_planned, op=torch.distributed.ReduceOp.MIN)
-            is_late = rank_0_says(time.monotonic() > deadline_s)
-            is_over = is_late or num_planned.item() >= _NUM_MEASURED
+            num_planned = sum(one.plan_version is not None for one in session.history)
+            is_over = all_ranks_say(num_planned >= _NUM_MEASURED)
         timings = session.last_step_timings
         detach()
         job: Findings = {}

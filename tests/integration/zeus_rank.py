@@ -1,12 +1,14 @@
-"""A training rank with Zeus's own client: two steps, GPU calls at a false NVML.
+"""Training ranks with Zeus's own client: two steps each, GPU calls at a false NVML.
 
-Arguments: the folder of the package zeus, the planner's address, job_metadata, rank, ranks,
-stages, a file for `torch.distributed`, a file for what it was given.
+Arguments: the folder of the package zeus, the planner's address, job_metadata, ranks, stages, a
+folder for the file of `torch.distributed` and, by rank, for what it was given. Ranks are forks of
+one process that has imported torch.
 """
 
 from __future__ import annotations
 
 import json
+import multiprocessing
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -33,28 +35,25 @@ def prepare(zeus_folder: str) -> None:
     pynvml.nvmlDeviceResetMemoryLockedClocks = lambda _handle: None
 
 
-def main() -> None:
-    """Train."""
-    zeus_folder, address, metadata, rank, num_ranks, num_stages, meeting, report = sys.argv[1:]
-    prepare(zeus_folder)
+def train(address: str, metadata: str, rank: int, num_ranks: int, pp_degree: int, to: Path) -> None:
+    """Train a rank."""
     from zeus.optimizer.pipeline_frequency import (  # noqa: PLC0415 - found only now
         PipelineFrequencyOptimizer,
     )
 
-    number, world_size, pp_degree = int(rank), int(num_ranks), int(num_stages)
     dist.init_process_group(
-        "gloo", init_method=f"file://{meeting}", rank=number, world_size=world_size
+        "gloo", init_method=f"file://{to / 'meeting'}", rank=rank, world_size=num_ranks
     )
     optimizer = PipelineFrequencyOptimizer(
-        rank=number,
-        dp_rank=number // pp_degree,
-        pp_rank=number % pp_degree,
+        rank=rank,
+        dp_rank=rank // pp_degree,
+        pp_rank=rank % pp_degree,
         tp_rank=0,
-        device_id=number,
-        dp_degree=world_size // pp_degree,
+        device_id=rank,
+        dp_degree=num_ranks // pp_degree,
         pp_degree=pp_degree,
         tp_degree=1,
-        world_size=world_size,
+        world_size=num_ranks,
         server_url=address,
         job_metadata=metadata,
     )
@@ -67,9 +66,29 @@ def main() -> None:
         optimizer.on_step_end()
     optimizer.frequency_controller.end()
     optimizer.frequency_controller._proc.join()
-    Path(report).write_text(json.dumps([optimizer.job_id, given]))
+    (to / f"rank-{rank}.json").write_text(json.dumps([optimizer.job_id, given]))
     dist.destroy_process_group()
 
 
+def main() -> int:
+    """Train all ranks; return 0 where each ended with 0."""
+    zeus_folder, address, metadata, num_ranks, num_stages, to = sys.argv[1:]
+    prepare(zeus_folder)
+    __import__("zeus.optimizer.pipeline_frequency")
+    fork = multiprocessing.get_context("fork")
+    ranks = [
+        fork.Process(
+            target=train,
+            args=(address, metadata, rank, int(num_ranks), int(num_stages), Path(to)),
+        )
+        for rank in range(int(num_ranks))
+    ]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join()
+    return int(any(rank.exitcode for rank in ranks))
+
+
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -26,10 +26,11 @@ from flyball_client.gpu.emulated import (
     EmulatedGpu,
     EmulatedGpuSettings,
     EmulatedNode,
+    LeapingClock,
 )
 from flyball_client.helper.rank_agent import LinkTimes
 from flyball_client.session.rank_session import RankSession
-from flyball_lab.emulation.emulated_pipeline import EmulatedRank, Order, RankClock, Work, run_step
+from flyball_lab.emulation.emulated_pipeline import EmulatedRank, Order, Work, run_step
 from flyball_profiles.stage_profile import StageProfile
 from flyball_wire.measurements import StepMeasurement
 
@@ -308,7 +309,7 @@ def emulated_training(
         node = EmulatedNode()
         for number in range(num_pipelines * truth.num_stages):
             pipeline, stage = divmod(number, truth.num_stages)
-            clock = RankClock()
+            clock = LeapingClock()
             gpu = EmulatedGpu(
                 truth,
                 stage,

@@ -149,6 +149,7 @@ class TruthfulRanks(PostingRanks):
             num_stages=self.truth.num_stages,
             num_microbatches=self.truth.num_microbatches,
             policy=policy,
+            effort="low",
         ).raise_for_status()
         self._planner.put_profile(self._profile()).raise_for_status()
         self._planner.put_ranks(self.truth.num_stages)

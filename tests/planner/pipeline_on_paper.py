@@ -75,13 +75,14 @@ class PipelineOnPaper:
         """
         record = get_plan(self.services, "job", self._held)
         reports = self._reports(record)
+        posts: list[RankPost] = []
         for _ in range(num_steps):
-            posts = [
+            posts += (
                 self._post(rank, reports[rank.stage], (late or {}).get(rank.rank, self._held))
                 for rank in (self.ranks if only is None else self.ranks[only.start : only.stop])
-            ]
-            store_posts(self.services, posts)
+            )
             self.step += 1
+        store_posts(self.services, posts)
 
     def _post(self, rank: RankRecord, reports: list[InstructionReport], version: int) -> RankPost:
         told = tuple(self.told(rank.rank, report) for report in reports)

@@ -6,10 +6,11 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import cache
 
 from tests.planner.one_rank import acknowledge, register_rank, store_posts
-from tests.planner.samples import job_spec, rank_record, step_record
-from tests.planner.stores import opened_store
+from tests.planner.samples import job_services, job_spec, rank_record, step_record
+from tests.planner.solved_once import plan_once
 from tests.planner.use_cases import put_profile, register_job
 
 from flyball_profiles.stage_profile import StageProfile
@@ -20,12 +21,10 @@ from flyball_server.jobs.findings.stragglers import StragglerReconciler
 from flyball_server.jobs.loop_state import JobLoopState
 from flyball_server.jobs.measurements.measurements import RankPost
 from flyball_server.jobs.reconcile.plans import PlanReconciler
-from flyball_server.jobs.records import PlanRecord, RankRecord
-from flyball_server.jobs.registry.inspection import get_job, get_plan
-from flyball_server.jobs.services import JobServices
+from flyball_server.jobs.records import PlanRecord
 from flyball_server.jobs.step_records import StepDetail
 from flyball_server.jobs.versions.rank_plans import rank_instructions
-from flyball_server.planning.planner import PlanRequest, make_plan
+from flyball_server.planning.planner import PlanRequest
 from flyball_wire.closed_loop import StragglerAnnouncement
 from flyball_wire.plan_options import Policy
 from flyball_wire.plans.plan import Plan
@@ -35,6 +34,7 @@ Factor = Callable[[int], float]
 """rank -> how many times as long its instructions take."""
 
 
+@cache
 def two_stages(factor: float = 1.0) -> StageProfile:
     """Forward 0.1 s and backward 0.2 s at 1400 MHz; a slower clock saves energy."""
     rows = [
@@ -65,12 +65,7 @@ class Running:
 
     def __post_init__(self) -> None:
         self.requests: list[PlanRequest] = []
-        self.services = JobServices(
-            store=opened_store(),
-            notify_pollers=lambda _: None,
-            now=lambda: self.now,
-            planner=self._planned,
-        )
+        self.services = job_services(now=lambda: self.now, planner=self._planned)
         num_ranks = NUM_STAGES * self.num_pipelines
         spec = job_spec(
             num_microbatches=NUM_MICROBATCHES,
@@ -81,22 +76,18 @@ class Running:
             target=self.target,
         )
         register_job(self.services, "job", spec)
-        for rank in range(num_ranks):
-            register_rank(
-                self.services,
-                rank_record(rank, stage=rank % NUM_STAGES, dp_rank=rank // NUM_STAGES),
-            )
+        self.ranks = [
+            rank_record(rank, stage=rank % NUM_STAGES, dp_rank=rank // NUM_STAGES)
+            for rank in range(num_ranks)
+        ]
+        for rank in self.ranks:
+            register_rank(self.services, rank)
         put_profile(self.services, "job", two_stages())
         self.acknowledged()
 
     def _planned(self, request: PlanRequest) -> Plan:
         self.requests.append(request)
-        return make_plan(request).plan
-
-    @property
-    def ranks(self) -> tuple[RankRecord, ...]:
-        with self.services.store.reading() as reader:
-            return reader.list_ranks("job")
+        return plan_once(request)
 
     @property
     def loop_state(self) -> JobLoopState:
@@ -105,9 +96,10 @@ class Running:
 
     @property
     def newest(self) -> PlanRecord:
-        version = get_job(self.services, "job").newest_version
-        assert version is not None
-        return get_plan(self.services, "job", version)
+        with self.services.store.reading() as reader:
+            plan = reader.newest_plan("job")
+        assert plan is not None
+        return plan
 
     @property
     def plan(self) -> Plan:

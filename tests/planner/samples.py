@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from tests.planner.sample_plans import frequency_plan
+from tests.planner.solved_once import SolvesOnce
 from tests.planner.stores import opened_store
 
 from flyball_pipeline.instruction import Instruction, InstructionKind
@@ -118,17 +119,23 @@ class CountingPlanner:
         )
 
 
+def job_services(**changes: Any) -> JobServices:  # noqa: ANN401 - fields of JobServices
+    """Use-case services over a new store, whose clock stands at `MOMENT`."""
+    given: dict[str, Any] = {
+        "store": opened_store(),
+        "notify_pollers": lambda _: None,
+        "now": lambda: MOMENT,
+        "executor": SolvesOnce(),
+    }
+    return JobServices(**given | changes)
+
+
 class Services:
     """Use-case services over a store of their own, which remember which jobs were woken."""
 
     def __init__(self, planner: Planner) -> None:
         self.woken: list[str] = []
-        self.jobs = JobServices(
-            store=opened_store(),
-            notify_pollers=self.woken.append,
-            planner=planner,
-            now=lambda: MOMENT,
-        )
+        self.jobs = job_services(notify_pollers=self.woken.append, planner=planner)
 
 
 def registration(**changes: object) -> dict[str, Any]:

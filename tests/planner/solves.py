@@ -19,11 +19,6 @@ from flyball_wire.plans.plan import Plan
 ENDLESS_S = 600.0
 
 
-def process_id() -> int:
-    """Of the process that solves."""
-    return os.getpid()
-
-
 def is_there(pid: int) -> bool:
     """Return whether the process runs; one that has ended and is not reaped yet does not.
 

@@ -5,27 +5,35 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean, pvariance
 
 from tests.planner.one_rank import acknowledge, newer_plan, register_rank, store_posts
 from tests.planner.samples import rank_record
 
 from flyball_pipeline.clock_rounding import ChangeDelays
+from flyball_pipeline.dag import DependencyDag
 from flyball_pipeline.paths import earliest_finish_s
 from flyball_pipeline.retiming import RetimedPipeline, StepReserve, own_times, retime
 from flyball_pipeline.work import StepWork, WorkCoefficients, step_work, work_factors
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.jobs.measurements.measurements import RankPost
-from flyball_server.jobs.records import RankRecord
+from flyball_server.jobs.records import PlanRecord, RankRecord
 from flyball_server.jobs.registry.inspection import get_job, get_plan
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.step_records import StepDetail, StepRecord
 from flyball_server.planning.documents.recorded_plan import model_of_plan
 from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_wire.plans.rank_pipeline import unpacked_pipeline
-from flyball_wire.plans.rank_plan import RankPlan
+from flyball_wire.plans.rank_plan import RankPipeline, RankPlan
 
 Lengths = Sequence[Sequence[float]]
+
+_STEPS_A_POST = 8
+
+
+def moments(times_s: Sequence[float]) -> tuple[int, float, float]:
+    """Return number, mean and variance, as ranks post them."""
+    mean_s = sum(times_s) / len(times_s)
+    return len(times_s), mean_s, sum((each - mean_s) ** 2 for each in times_s) / len(times_s)
 
 
 @dataclass(kw_only=True)
@@ -80,6 +88,12 @@ class WorkingRanks:
     step: int = 0
     parts: dict[int, RankPlan] = field(default_factory=dict[int, RankPlan])
     _chance: random.Random = field(default_factory=lambda: random.Random(5))
+    _models: dict[int, tuple[PipelineModel, list[int]]] = field(
+        default_factory=dict[int, tuple[PipelineModel, list[int]]]
+    )
+    _retimed: dict[int, tuple[RankPipeline, DependencyDag, RetimedPipeline]] = field(
+        default_factory=dict[int, tuple[RankPipeline, DependencyDag, RetimedPipeline]]
+    )
 
     @property
     def ranks(self) -> list[RankRecord]:
@@ -115,15 +129,29 @@ class WorkingRanks:
         return version
 
     def run(self, num_steps: int) -> list[WorkingStep]:
-        """Run so many steps on the version that was taken last."""
-        return [self._run() for _ in range(num_steps)]
-
-    def _run(self) -> WorkingStep:
+        """Run so many steps on the version that was taken last, and post them, some at a time."""
         record = get_plan(self.services, "job", next(iter(self.parts.values())).version)
-        model, assignment = model_of_plan(self.profile, record.plan)
-        planned_mhz = [
-            model.points[node][choice].frequency_mhz for node, choice in enumerate(assignment)
-        ]
+        steps: list[WorkingStep] = []
+        posts: list[RankPost] = []
+        for number in range(1, num_steps + 1):
+            steps.append(self._run(record, posts))
+            if posts and (number % _STEPS_A_POST == 0 or number == num_steps):
+                store_posts(self.services, posts)
+                posts = []
+        return steps
+
+    def _model_of(self, record: PlanRecord) -> tuple[PipelineModel, list[int]]:
+        """Return a version's pipeline and its clocks by node."""
+        found = self._models.get(record.version)
+        if found is None:
+            model, assignment = model_of_plan(self.profile, record.plan)
+            clocks = (points[each] for points, each in zip(model.points, assignment, strict=True))
+            found = model, [point.frequency_mhz for point in clocks]
+            self._models[record.version] = found
+        return found
+
+    def _run(self, record: PlanRecord, posts: list[RankPost]) -> WorkingStep:
+        model, planned_mhz = self._model_of(record)
         lengths = [self.draw(self._chance) for _ in range(self.num_pipelines)]
         works = [
             None if dp_rank in self.silent else self.announced(each)
@@ -135,12 +163,12 @@ class WorkingRanks:
         if cycle and cycle[(self.step - (record.first_step or 0)) % len(cycle)]:
             clocks = highest
         else:
-            clocks = self._clocks(works, planned_mhz)
+            clocks = self._clocks(works, planned_mhz, highest)
         ran = [self._ran(model, *each) for each in zip(factors, clocks, strict=True)]
         best = [self._ran(model, *each) for each in zip(factors, highest, strict=True)]
         time_s, highest_s = (max(max(ends) for ends, _, _ in all_) for all_ in (ran, best))
         if self.are_posted:
-            posts = [
+            posts += (
                 self._post(
                     dp_rank,
                     stage,
@@ -154,8 +182,7 @@ class WorkingRanks:
                 )
                 for dp_rank, (ends_s, durations_s, energies_j) in enumerate(ran)
                 for stage in range(self.num_stages)
-            ]
-            store_posts(self.services, posts)
+            )
         self.step += 1
         return WorkingStep(
             time_s=time_s,
@@ -178,26 +205,40 @@ class WorkingRanks:
             )
         ]
 
-    def _clocks(self, works: Sequence[StepWork | None], planned_mhz: list[int]) -> list[list[int]]:
+    def _clocks(
+        self,
+        works: Sequence[StepWork | None],
+        planned_mhz: list[int],
+        highest: list[list[int]],
+    ) -> list[list[int]]:
         """Return clocks by pipeline and node, as ranks choose them."""
         parts = [self.parts[dp_rank].pipeline for dp_rank in range(self.num_pipelines)]
         if any(part is None for part in parts):
             return [planned_mhz] * self.num_pipelines
         made: list[tuple[RetimedPipeline, list[float], float, StepReserve]] = []
-        highest: list[list[int]] = []
-        for part, work in zip(parts, works, strict=True):
+        for dp_rank, (part, work) in enumerate(zip(parts, works, strict=True)):
             assert part is not None
-            dag, points, plan_mhz = unpacked_pipeline(part)
-            highest.append([of_node[0].clock_mhz for of_node in points])
-            places = dag.alike[0]
-            coefficients = dict(zip(places, map(WorkCoefficients._make, part.coefficients)))  # noqa: B905
-            factors = (
-                None
-                if work is None
-                else work_factors(dag, work, coefficients, lengths_range=part.lengths_range)
+            dag, pipeline = self._retimed_pipeline(dp_rank, part)
+            coefficients = dict(
+                zip(dag.alike[0], map(WorkCoefficients._make, part.coefficients))  # noqa: B905
             )
+            if work is None:
+                return highest
+            factors = work_factors(dag, work, coefficients, lengths_range=part.lengths_range)
             if factors is None:
-                continue
+                return highest
+            made.append((pipeline, factors, part.deadline_ratio, StepReserve(*part.reserve)))
+        deadline_s = max(own_times(each, factors)[0] * ratio for each, factors, ratio, _ in made)
+        return [
+            list(retime(each, factors, [deadline_s], reserve=reserve))
+            for each, factors, _, reserve in made
+        ]
+
+    def _retimed_pipeline(
+        self, dp_rank: int, part: RankPipeline
+    ) -> tuple[DependencyDag, RetimedPipeline]:
+        if dp_rank not in self._retimed or self._retimed[dp_rank][0] is not part:
+            dag, points, plan_mhz = unpacked_pipeline(part)
             delays = part.change_delays_s
             pipeline = RetimedPipeline(
                 dag=dag,
@@ -206,14 +247,8 @@ class WorkingRanks:
                 plan_mhz=plan_mhz,
                 delays=None if delays is None else ChangeDelays(up_s=delays[0], down_s=delays[1]),
             )
-            made.append((pipeline, factors, part.deadline_ratio, StepReserve(*part.reserve)))
-        if len(made) < len(parts):
-            return highest
-        deadline_s = max(own_times(each, factors)[0] * ratio for each, factors, ratio, _ in made)
-        return [
-            list(retime(each, factors, [deadline_s], reserve=reserve))
-            for each, factors, _, reserve in made
-        ]
+            self._retimed[dp_rank] = part, dag, pipeline
+        return self._retimed[dp_rank][1:]
 
     def _ran(
         self, model: PipelineModel, factors: Sequence[float], clocks: Sequence[int]
@@ -280,9 +315,7 @@ class WorkingRanks:
             job_id="job",
             rank=rank,
             step=self.step,
-            by_clock=tuple(
-                (*key, len(found), fmean(found), pvariance(found)) for key, found in times_s.items()
-            ),
+            by_clock=tuple((*key, *moments(found)) for key, found in times_s.items()),
             instructions=reports,
             work=work,
             step_plan=(0.1, min(of_stage), max(of_stage), 1.0)

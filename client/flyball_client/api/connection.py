@@ -173,10 +173,6 @@ class _UnusableAnswerError(Exception):
 def whole_answer(response: httpx.Response, max_bytes: int) -> httpx.Response:
     """Read the body of a streamed response, close that, and return a complete response.
 
-    Args:
-        response: Response whose body has not been read.
-        max_bytes: Largest size of the body.
-
     Raises:
         _UnusableAnswerError: It is larger, or encoded, which was not asked for.
         httpx.RequestError: The body is incomplete.
@@ -231,10 +227,7 @@ class Retries:
 
 @dataclass(frozen=True, kw_only=True)
 class ConnectionOptions:
-    """Arguments of a PlannerConnection over the network, with which another one can be opened.
-
-    Attributes: see PlannerConnection.
-    """
+    """Arguments of a PlannerConnection over the network, with which another one can be opened."""
 
     base_url: str = field(repr=False)
     token: str | None = field(repr=False)

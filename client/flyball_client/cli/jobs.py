@@ -34,7 +34,7 @@ from flyball_wire.command.command import (
     add_planner,
     argument_type,
 )
-from flyball_wire.messages import JobRegistration, JobState, JobView, RankView
+from flyball_wire.messages import JobRegistration, JobView, RankView
 from flyball_wire.options import options_of
 from flyball_wire.plan_options import Policy, TargetChange
 from flyball_wire.read_models import JobOverview
@@ -108,7 +108,6 @@ def _target(planner: PlannerClient, arguments: argparse.Namespace) -> Shown:
 
 # Clocks as without a plan: the highest of the profile.
 _OFF = TargetChange(target="fastest", policy=Policy.BASELINE)
-_OVER = frozenset({JobState.ENDED, JobState.EXPIRED})
 
 
 def _configure_off(parser: argparse.ArgumentParser) -> None:
@@ -123,7 +122,7 @@ def _off(planner: PlannerClient, arguments: argparse.Namespace) -> Shown:
         line, view = _switched_off(planner, arguments.job)
         return line, [encode(view)]
     listed = asked(planner, None, planner.list_jobs)
-    names = [job.job_id for job in listed if job.state not in _OVER]
+    names = [job.job_id for job in listed if not job.state.is_over]
     lines: list[str] = []
     views: list[JobView] = []
     failed: list[str] = []

@@ -23,11 +23,9 @@ from flyball_wire.closed_loop import ComparisonRequest, ComparisonState, Compari
 from flyball_wire.codec import encode
 from flyball_wire.command.command import Command, CommandError, add_planner
 from flyball_wire.energy_factors import CURRENCY_RULE, EnergyFactors, is_currency, kwh_of
-from flyball_wire.messages import JobState
 from flyball_wire.savings import JobReport
 
 POLL_S = 1.0
-_OVER = {JobState.ENDED, JobState.EXPIRED}
 
 
 def wait_for_comparison(
@@ -63,7 +61,7 @@ def wait_for_comparison(
                 sleep(min(POLL_S, max(0.0, deadline_s - now_s())))
                 try:
                     comparison = planner.get_comparison(job_id)
-                    is_over = planner.get_job(job_id).state in _OVER
+                    is_over = planner.get_job(job_id).state.is_over
                 except PlannerUnavailableError as error:
                     line.show(f"comparing: {error}; retrying")
     except KeyboardInterrupt:

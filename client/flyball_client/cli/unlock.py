@@ -15,7 +15,6 @@ from flyball_client.governor.lock_record import (
     FoundRecord,
     LockRecord,
     find_all_records,
-    printable,
 )
 from flyball_client.governor.state_folder import StateRefusedError, all_state_dirs
 from flyball_client.gpu._base import GpuError, GpuNotFoundError, SmClockRange
@@ -26,6 +25,7 @@ from flyball_client.gpu.registry import (
     read_clock_settings,
     reset_clock,
 )
+from flyball_profiles.printable_text import printable
 from flyball_wire.command.command import Command, CommandError
 
 _UNKNOWN = (
@@ -60,11 +60,7 @@ class Unlocked:
 
 
 class Unlocker:
-    """Restores clocks.
-
-    Args:
-        environ: Environment, with the settings of clocks and of the state folder.
-    """
+    """Restores clocks."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._environ = environ

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from flyball_client.gpu._base import ClockCall
+from flyball_profiles.printable_text import printable
 
 # Characters of a text that the planner stores.
 _MAX_CHARACTERS = 256
@@ -157,11 +158,7 @@ class ClockGovernor(Protocol):
 
 
 class NoGovernor:
-    """ClockGovernor that is over from the beginning; the reason is logged by its maker.
-
-    Args:
-        no_clocks: The reason, in one line.
-    """
+    """ClockGovernor that is over from the beginning; the reason is logged by its maker."""
 
     def __init__(self, no_clocks: str) -> None:
         self.no_clocks = no_clocks
@@ -218,5 +215,4 @@ def log_given_up(logger: logging.Logger, rank_name: str, error: Exception) -> st
 
 def shown(text: str) -> str:
     """Return a text in one printable line that the planner stores."""
-    line = " ".join(text.split())[:_MAX_CHARACTERS]
-    return "".join(character if character.isprintable() else "?" for character in line)
+    return printable(" ".join(text.split())[:_MAX_CHARACTERS])

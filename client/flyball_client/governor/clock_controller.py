@@ -46,10 +46,6 @@ def is_lasting(error: Exception, words: memoryview) -> bool:
     """Return whether a call cannot succeed later: it is unsupported, or was never permitted.
 
     What was permitted before may be refused for a while, as by a driver that is reloaded.
-
-    Args:
-        error: Error of the call.
-        words: Words of the rank's shared state.
     """
     never_set = words[word.NUM_SWITCHES] == 0
     return isinstance(error, GpuNotSupportedError) or (
@@ -58,14 +54,7 @@ def is_lasting(error: Exception, words: memoryview) -> bool:
 
 
 class ClockController:
-    """Control of one GPU's clock by one governor process.
-
-    Args:
-        gpu: GPU to control.
-        shared_state: Memory shared with the rank.
-        record: Lock record of this GPU, held.
-        holder: Content of the record while the clock may be locked.
-    """
+    """Control of one GPU's clock by one governor process."""
 
     def __init__(
         self, gpu: GpuDevice, shared_state: SharedState, record: LockRecord, holder: ClockHolder

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
+import pickle
 import subprocess
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from flyball_client.governor.lock_record import show_governor
 from flyball_client.governor.process_watch import ProcessIdentity
-from flyball_client.gpu._base import GpuAddress, SmClockRange
+from flyball_client.gpu._base import GpuAddress
 from flyball_wire.command.python_child import python_command, python_environment
 
 _IMPORT_ROOT = Path(__file__).parents[2]
@@ -23,12 +22,8 @@ class GovernorConfig:
     """Configuration for one GPU and one rank.
 
     Attributes:
-        address: Address of the GPU.
-        rank_name: Job and rank, for the record.
-        rank: Training process.
         launcher: Process whose end also ends the governor; None: none.
         lease_s: Time in s without a hook after which the clock is restored until the next hook.
-        state_dir: Folder of the lock record.
         rank_byte: Byte of the lock record that the rank has locked.
         shared_state_fd: Inherited descriptor of the shared memory.
         wake_fd: Inherited eventfd that the rank writes.
@@ -51,24 +46,6 @@ class GovernorConfig:
     record_fd: int | None = None
     active: ProcessIdentity | None = None
 
-    def to_json(self) -> str:
-        """Return one line, which contains a daemon's token and must be passed by a pipe."""
-        return json.dumps(asdict(self) | {"state_dir": str(self.state_dir)})
-
-    @classmethod
-    def from_json(cls, text: str) -> GovernorConfig:
-        """Parse the result of `to_json`."""
-        fields: dict[str, Any] = json.loads(text)
-        address: dict[str, Any] = fields["address"]
-        if address["return_range"] is not None:
-            address["return_range"] = SmClockRange(**address["return_range"])
-        fields["address"] = GpuAddress(**address)
-        fields["state_dir"] = Path(fields["state_dir"])
-        for name in ("rank", "launcher", "active"):
-            if fields[name] is not None:
-                fields[name] = ProcessIdentity(**fields[name])
-        return cls(**fields)
-
 
 def spawn_governor(config: GovernorConfig) -> subprocess.Popen[bytes]:
     """Start a governor process in a session of its own.
@@ -86,8 +63,8 @@ def spawn_governor(config: GovernorConfig) -> subprocess.Popen[bytes]:
     inherited = (config.shared_state_fd, config.wake_fd, config.rank_fd, config.record_fd)
     reading_fd, writing_fd = os.pipe()
     try:
-        # Fits into the pipe's buffer, so this does not block.
-        os.write(writing_fd, config.to_json().encode() + b"\n")
+        # It contains a daemon's token. It fits into the pipe's buffer, so this does not block.
+        os.write(writing_fd, pickle.dumps(config))
         return subprocess.Popen(  # noqa: S603 - our own module
             python_command("-m", "flyball_client.governor.governor_process"),
             stdin=reading_fd,

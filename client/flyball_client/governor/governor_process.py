@@ -13,6 +13,7 @@ import contextlib
 import ctypes
 import fcntl
 import os
+import pickle
 import select
 import signal
 import sys
@@ -30,7 +31,6 @@ from flyball_client.governor.lock_record import (
     find_records,
     show_governor,
 )
-from flyball_client.governor.own_priority import set_own_niceness
 from flyball_client.governor.process_watch import ProcessIdentity, ProcessWatch, is_running
 from flyball_client.governor.shared_state import SharedState
 from flyball_client.gpu._base import (
@@ -38,6 +38,7 @@ from flyball_client.gpu._base import (
     GpuError,
 )
 from flyball_client.gpu.registry import open_gpu
+from flyball_client.own_priority import set_own_niceness
 
 # Time after which the standby restores a clock that the active one has not restored.
 OVERDUE_S = 0.4
@@ -69,14 +70,7 @@ LONGEST_STANDBY_PAUSE_S = 10.0
 
 
 class GovernorProcess:
-    """One process of the pair.
-
-    Args:
-        config: Configuration of the pair.
-        gpu: Opened GPU.
-        shared_state: Memory shared with the rank.
-        record: Lock record of the GPU, held.
-    """
+    """One process of the pair."""
 
     def __init__(
         self, config: GovernorConfig, gpu: GpuDevice, shared_state: SharedState, record: LockRecord
@@ -308,7 +302,7 @@ def _stop_signals() -> int:
 
 def main() -> int:
     """Run one process of the pair, configured on standard input."""
-    config = GovernorConfig.from_json(sys.stdin.readline())
+    config: GovernorConfig = pickle.load(sys.stdin.buffer)  # noqa: S301 - its rank's
     sys.stdin.close()
     config = _with_low_descriptors(config)
     shared_state = SharedState(config.shared_state_fd)

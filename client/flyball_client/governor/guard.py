@@ -24,7 +24,6 @@ from flyball_client.governor.lock_record import (
     LockRecord,
     find_records,
     hold_byte,
-    printable,
     writer_of_byte,
 )
 from flyball_client.governor.state_folder import (
@@ -34,6 +33,7 @@ from flyball_client.governor.state_folder import (
 )
 from flyball_client.gpu._base import GpuError
 from flyball_client.gpu.registry import reset_clock
+from flyball_profiles.printable_text import printable
 
 # Time between two checks of all records, which read some small files.
 PERIOD_S = 0.25
@@ -80,13 +80,7 @@ class _Left:
 
 
 class Guard:
-    """Watch of the records in a node's folder.
-
-    Args:
-        node_dir: Folder with one folder for each user.
-        environ: Environment, with the settings of clocks.
-        say: Called with each event, one line.
-    """
+    """Watch of the records in a node's folder."""
 
     def __init__(
         self, node_dir: Path, environ: Mapping[str, str], say: Callable[[str], object]

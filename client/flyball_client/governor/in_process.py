@@ -26,10 +26,6 @@ class InProcessGovernor:
     one are made at the first hook from their time on. The clock is read
     back when an instruction ends, on an emulated GPU in emulated time; readings are not compared
     with the set clock.
-
-    Args:
-        gpu: GPU to control.
-        rank_name: Job and rank, for the log.
     """
 
     def __init__(self, gpu: GpuDevice, rank_name: str) -> None:

@@ -31,6 +31,7 @@ from flyball_client.governor.state_folder import (
     open_state_dir,
     open_state_file,
 )
+from flyball_profiles.printable_text import printable
 from flyball_wire.errors import FlyballError
 
 _SUFFIX = ".clock"
@@ -57,9 +58,7 @@ class ClockHolder:
     """Holder of a clock lock.
 
     Attributes:
-        uuid: UUID of the GPU.
         control: Clock control, as `nvml` or `zeusd`.
-        rank_name: Job and rank.
         rank_byte: Number of the byte that the rank has locked; 0: the record is incomplete.
     """
 
@@ -77,8 +76,6 @@ class FoundRecord:
     seen from here.
 
     Attributes:
-        folder: State folder.
-        uuid: UUID of the GPU.
         owner: User whose folder it is.
         holder: Content; None: no clock is recorded as locked.
         rank_pid: Process number of the rank; None: it has ended.
@@ -125,11 +122,6 @@ class FoundRecord:
         """Rank, else governor that lives, in words."""
         pid = self.rank_pid or self.governor_pid
         return f"process {pid}" if pid else "a process of another PID namespace"
-
-
-def printable(text: str) -> str:
-    """Return an untrusted text in one printable line."""
-    return "".join(character if character.isprintable() else "?" for character in text)
 
 
 class RankLock:

@@ -22,7 +22,6 @@ class ProcessIdentity:
     """Identity of a process, which differs from that of a later process with the same number.
 
     Attributes:
-        pid: Process number.
         start_ticks: Start time in the kernel's ticks since boot.
     """
 
@@ -68,7 +67,6 @@ class ProcessWatch:
     """Watch of one process.
 
     Attributes:
-        identity: The process.
         fd: Descriptor that becomes readable at its end; None: the kernel or the container's rules
             refuse one, and `is_alive` must be polled.
     """

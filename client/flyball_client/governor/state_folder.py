@@ -111,11 +111,7 @@ def check_parent(folder: Path) -> None:
 
 
 def open_state_dir(folder: Path, owner: int | None = None) -> int:
-    """Return a descriptor of a user's folder.
-
-    Args:
-        folder: The folder.
-        owner: User who must own it; None: this user.
+    """Return a descriptor of a user's folder; `owner` None: this user's.
 
     Raises:
         StateRefusedError: It is a link or no folder, another user's, or open to others.
@@ -147,12 +143,6 @@ def open_state_dir(folder: Path, owner: int | None = None) -> int:
 
 def open_state_file(folder: Path, folder_fd: int, name: str, *, is_new: bool = False) -> int:
     """Return a descriptor of a file in an opened folder, for reading and writing.
-
-    Args:
-        folder: The folder, for the error's text.
-        folder_fd: Its descriptor.
-        name: Name of the file.
-        is_new: True: the file is created if it is missing.
 
     Raises:
         StateRefusedError: It is no regular file, of another user, or open to others.

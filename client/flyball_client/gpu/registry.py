@@ -48,11 +48,7 @@ def vendor_of(uuid: str) -> GpuVendor:
 
 
 def local_vendor(environ: Mapping[str, str]) -> GpuVendor:
-    """Return the vendor of this machine's GPUs: of the chosen control, else with a driver here.
-
-    Args:
-        environ: Environment, with FLYBALL_CLOCK_CONTROL, if set.
-    """
+    """Return the vendor of this machine's GPUs: of the chosen control, else with a driver here."""
     vendors = _vendors()
     chosen = [each for each in vendors if _control(environ) in each.controls] or vendors
     if len(chosen) > 1:
@@ -143,16 +139,8 @@ def open_rank_gpu(
 ) -> GpuDevice:
     """Open a rank's GPU; a driver that fails for a moment is waited for.
 
-    With `FLYBALL_GPU=emulated:PROFILE.csv` it is emulated.
-
-    Args:
-        environ: As for `open_local_gpu`.
-        uuid: UUID, of the framework's device; None: it is found by `local_rank`.
-        local_rank: Number of the rank on its node, as for `VisibleGpus`; None: not known.
-        stage: Stage of the rank; an emulated GPU needs it.
-        dp_rank: Data-parallel rank of the rank; of an emulated GPU.
-        num_chunks: Number of model chunks of the stage; of an emulated GPU.
-        blocking_power_w: Power in W of an emulated GPU that waits; None: not known.
+    With `FLYBALL_GPU=emulated:PROFILE.csv` it is emulated. Arguments are those of
+    `RankSettings.open_gpu`.
 
     Raises:
         ValueError: A variable cannot be used; the text names it.
@@ -252,10 +240,6 @@ def _check_return_range(gpu: GpuDevice, return_range: SmClockRange | None) -> No
 def reset_clock(uuid: str, environ: Mapping[str, str]) -> None:
     """Restore the clock of a GPU, locked or not.
 
-    Args:
-        uuid: UUID, `GPU-...`.
-        environ: As for `open_gpu_by_uuid`.
-
     Raises:
         ValueError: A variable cannot be used; the text names it.
         GpuError: It cannot be restored.
@@ -282,10 +266,6 @@ def gpu_argument(text: str) -> str:
 
 def find_gpu(named: str, environ: Mapping[str, str]) -> tuple[GpuVendor, int, str]:
     """Return vendor, index and UUID of the GPU with this index or UUID.
-
-    Args:
-        named: Index among the GPUs of `local_vendor`, or UUID of any vendor.
-        environ: As for `local_vendor`.
 
     Raises:
         GpuNotFoundError: There is no such GPU.

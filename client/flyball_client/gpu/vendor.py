@@ -41,7 +41,6 @@ class ListedGpu:
 
     Attributes:
         index: Index in the driver's order; that of an emulated GPU is its stage.
-        name: Name of the product.
         uuid: UUID; None: it is emulated.
         sm_clocks_mhz: SM clocks that can be locked, MHz, falling; empty: not reported.
         conditions: Limits and settings in force; None: not known.

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from statistics import median
 
 from flyball_profiles.gpu_windows import GpuWindow, window_clocks_mhz
+from flyball_profiles.printable_text import printable, toml_string
 
 # EnvPipe's steps of profiling and of reconfiguration (USENIX ATC '23).
 _GRANULARITY_MHZ = 90
@@ -58,31 +58,17 @@ def draft_window(name: str, clocks_mhz: Sequence[int], *, origin: str) -> GpuWin
 
 
 def window_toml(window: GpuWindow, product: str) -> str:
-    """Return the file `gpus/NAME.toml`, without a blocking power.
-
-    Args:
-        window: Window to write.
-        product: Name of the GPU, for the first line.
-    """
+    """Return the file `gpus/NAME.toml`, without a blocking power."""
     lines = [
-        f"# {_printable(product)}: the window of SM clocks to profile. Each figure has its source.",
+        f"# {printable(product)}: the window of SM clocks to profile. Each figure has its source.",
         "# A window guides profiling only; the device lists its own clocks.",
         "# No blocking power: measure it, as W while a GPU waits in communication. Then",
         "# add [blocking_power_w] with its value and source, or give --blocking-power W.",
     ]
-    for figure in window.sources:
+    for figure, source in window.sources.items():
         value: int = getattr(window, figure)
-        lines += ["", f"[{figure}]", f"value = {value}", f"source = {_quoted(window, figure)}"]
+        lines += ["", f"[{figure}]", f"value = {value}", f"source = {toml_string(source)}"]
     return "\n".join([*lines, ""])
-
-
-def _quoted(window: GpuWindow, figure: str) -> str:
-    # JSON strings of printable characters are valid in TOML.
-    return json.dumps(_printable(window.sources[figure]), ensure_ascii=False)
-
-
-def _printable(text: str) -> str:
-    return "".join(character if character.isprintable() else "?" for character in text)
 
 
 def _own_step_mhz(rising: Sequence[int]) -> float:

@@ -19,14 +19,7 @@ _logger = logging.getLogger(__name__)
 
 
 class JobAgent(PlannerThread):
-    """Thread that registers a job and keeps it registered; see JobRegistrar.
-
-    Args:
-        job_id: Name of the job.
-        registration: Registration of the job.
-        planner: Client of the planner; not closed here.
-        registrar: Rank that has it registered.
-    """
+    """Thread that registers a job and keeps it registered; see JobRegistrar."""
 
     def __init__(
         self,

@@ -63,18 +63,9 @@ _MAX_TEXT_CHARS = 1000
 _MAX_NAME_CHARS = 256
 
 
-def _read_plan(header: Header, num_bytes: int, receive: Receive) -> object:
-    return read_plan(header["plan"], num_bytes, receive)
-
-
-def _read_times(header: Header, num_bytes: int, receive: Receive) -> object:
-    del header
-    return read_times(num_bytes, receive)
-
-
 _READERS: dict[str, Callable[[Header, int, Receive], object]] = {
-    "plan": _read_plan,
-    "step_timed": _read_times,
+    "plan": lambda header, num_bytes, receive: read_plan(header["plan"], num_bytes, receive),
+    "step_timed": lambda _, num_bytes, receive: read_times(num_bytes, receive),
     "step_planned": read_step_plan,
 }
 
@@ -93,10 +84,6 @@ class AgentOwner(Owner, Protocol):
 
 def open_agent(planner: PlannerClient, owner: AgentOwner) -> OpenAgent:
     """Start an agent: in the helper, or in this process if the client's network is replaced.
-
-    Args:
-        planner: Client of the planner; not closed here.
-        owner: Rank or registrar.
 
     Raises:
         RuntimeError: No thread can be started.

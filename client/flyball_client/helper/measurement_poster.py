@@ -40,13 +40,6 @@ class MeasurementPoster(PlannerThread):
     """Thread that posts a rank's measured steps; a batch that fails is taken and posted again.
 
     Posting a step again replaces it.
-
-    Args:
-        calls: Calls of the rank; nothing is posted before it is registered.
-        rank: The rank.
-        reachability: Reachability of the planner, updated with each post.
-        backoff: Pauses after failures.
-        period_s: Time between two posts in s; None: the planner's choice.
     """
 
     def __init__(

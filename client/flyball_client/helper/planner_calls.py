@@ -132,21 +132,7 @@ class Rank(Owner, AsksForSteps, Protocol):
 
 
 class RankClient:
-    """Calls of one rank, which name the start of the job that it is registered in.
-
-    Args:
-        planner: Client of the planner; not closed here.
-        job_id: Name of the job.
-        rank: Rank within the job.
-        registration: Registration of the rank.
-        start_id: Start that it is registered in; None: it is not registered.
-        received: Called with each plan that the rank can run.
-
-    Attributes:
-        name: Job and rank, for the log.
-        rank: Rank within the job.
-        is_registered: Event that is set once the planner has registered the rank.
-    """
+    """Calls of one rank, which name the start of the job that it is registered in."""
 
     def __init__(
         self,
@@ -251,12 +237,6 @@ class PlannerReachability:
 
     A planner that cannot be reached is lost for all threads. Refusals are stored by what was
     called, since one call may be refused while another succeeds.
-
-    Args:
-        rank_name: Job and rank, for the log.
-        is_lost: True: it could not be reached before.
-        was_known: True: it has answered before.
-        report: Called as the planner is lost (True) and as it is back.
     """
 
     def __init__(
@@ -336,12 +316,7 @@ class PlannerReachability:
 
 
 class Backoff:
-    """Pauses that double up to a limit, with jitter so that ranks do not return together.
-
-    Args:
-        first_s: First pause in s, above 0.
-        longest_s: Longest pause in s.
-    """
+    """Pauses that double up to a limit, with jitter so that ranks do not return together."""
 
     def __init__(self, *, first_s: float, longest_s: float) -> None:
         if not 0 < first_s <= longest_s:

@@ -31,7 +31,6 @@ import httpx
 
 from flyball_client.api.connection import ConnectionOptions
 from flyball_client.api.planner_client import PlannerClient
-from flyball_client.governor.own_priority import set_own_niceness
 from flyball_client.helper.frames import (
     Header,
     framed,
@@ -42,6 +41,7 @@ from flyball_client.helper.frames import (
 )
 from flyball_client.helper.job_agent import JobAgent
 from flyball_client.helper.rank_agent import RankAgent
+from flyball_client.own_priority import set_own_niceness
 from flyball_client.session.plan_cursor import CompiledPlan
 from flyball_client.steps.step_plans import StepPlan
 from flyball_wire.measurements import StepMeasurement
@@ -97,13 +97,7 @@ def _close_others(own_fd: int) -> None:
 
 
 class _Helper:
-    """Agents of one rank, and its connection.
-
-    Args:
-        rank_pid: Process number of the rank.
-        connection: Connection to it.
-        level: Lowest level of the lines that it logs.
-    """
+    """Agents of one rank, and its connection."""
 
     def __init__(self, rank_pid: int, connection: socket.socket, level: int) -> None:
         self._rank_pid = rank_pid

@@ -69,10 +69,6 @@ class RankSpec:
     """State of a rank from which an agent of it starts.
 
     Attributes:
-        job_id: Name of the job.
-        rank: Rank within the job.
-        registration: Registration of the rank.
-        times: Timeouts and intervals.
         start_id: Start that it is registered in; None: it is not registered.
         known: Newest plan that it has.
         is_lost: True: the planner could not be reached last.
@@ -90,13 +86,7 @@ class RankSpec:
 
 
 class RankAgent:
-    """Threads of a rank's agent: one receives plans, one posts measurements, one plans steps.
-
-    Args:
-        spec: State of the rank.
-        planner: Client of the planner; not closed here.
-        rank: The rank.
-    """
+    """Threads of a rank's agent: one receives plans, one posts measurements, one plans steps."""
 
     def __init__(self, spec: RankSpec, planner: PlannerClient, rank: Rank) -> None:
         self._calls = calls = RankClient(
@@ -170,13 +160,6 @@ class PlanSubscriber(PlannerThread):
     first step. A newer plan replaces one that waits for its first step. When the planner no
     longer has the rank (404), the rank registers again. A planner whose database was restored to
     an older state may send a plan of a lower version, which is followed like any other.
-
-    Args:
-        calls: Calls of the rank.
-        rank: The rank.
-        reachability: Reachability of the planner, updated with each call.
-        times: Pauses after failures, and time of a poll.
-        known: Newest plan that the rank has.
     """
 
     def __init__(

@@ -20,7 +20,7 @@ from flyball_client.steps.step_plans import (
 from flyball_pipeline.clock_rounding import ChangeDelays
 from flyball_pipeline.dag import DependencyDag
 from flyball_pipeline.errors import PipelineError
-from flyball_pipeline.instruction import InstructionKind
+from flyball_pipeline.instruction import GIVE_GRADIENT, InstructionKind
 from flyball_pipeline.retiming import RetimedPipeline, StepReserve, own_times, retime
 from flyball_pipeline.work import WorkCoefficients, work_factors
 from flyball_wire.errors import CodecError
@@ -33,7 +33,6 @@ _logger = logging.getLogger(__name__)
 _MAX_KEPT = 6
 # An instruction that is so many delays of a change up long counts as settled after one.
 _SETTLED = 50
-_BACKWARDS = (InstructionKind.BACKWARD, InstructionKind.BACKWARD_INPUT)
 
 
 class OtherWorkError(PipelineError):
@@ -41,14 +40,7 @@ class OtherWorkError(PipelineError):
 
 
 class StepPlanner(PlannerThread):
-    """Times and plans of a rank's steps; of questions that have piled up, the newest is answered.
-
-    Args:
-        rank: The rank that asks.
-        name: Job and rank, for the log.
-        coupling: Where its data-parallel ranks wait for each other.
-        supported_mhz: SM clocks of its GPU, MHz; empty: not known.
-    """
+    """Times and plans of a rank's steps; of questions that have piled up the newest is answered."""
 
     def __init__(
         self, rank: AsksForSteps, name: str, coupling: Coupling, supported_mhz: tuple[int, ...]
@@ -157,11 +149,6 @@ class StepPlanner(PlannerThread):
 
 class StepPipeline:
     """A version's pipeline, for the steps of one of its ranks.
-
-    Args:
-        rank_plan: The rank's part of the version, with its pipeline.
-        coupling: Where data-parallel ranks wait for each other.
-        supported_mhz: SM clocks of the rank's GPU, MHz; empty: not known.
 
     Raises:
         CodecError: There is no pipeline, or not that of the rank's instructions.
@@ -295,6 +282,6 @@ def _meetings(dag: DependencyDag, coupling: Coupling) -> list[int]:
     number = 0
     for instruction in dag.instruction:
         meetings.append(number)
-        number += coupling == "instruction" or instruction.kind in _BACKWARDS
+        number += coupling == "instruction" or instruction.kind in GIVE_GRADIENT
     # What follows the last meeting within the step belongs to its end.
     return [min(meeting, max(number - 1, 0)) for meeting in meetings]

@@ -48,6 +48,18 @@ def add_option(
     parser.add_argument(flag, type=parse, metavar=metavar, default=default, help=text)
 
 
+def add_gpu(parser: argparse.ArgumentParser) -> None:
+    """Add the options that choose a GPU, and the window of its clocks."""
+    add_option(
+        parser, "--device", count(0), "N", "CUDA device number of the GPU, as in cuda:N", default=0
+    )
+    add_option(
+        parser,
+        *("--gpu", str, "NAME"),
+        "take the window of clocks from this entry of the GPU table (a100) or file (./mine.toml)",
+    )
+
+
 def add_labels(parser: argparse.ArgumentParser) -> None:
     """Add the options that label a file as one rank's part."""
     for column in RANK_COLUMNS:

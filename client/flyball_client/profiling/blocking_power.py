@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import date
 from pathlib import Path
 from typing import Self
@@ -104,7 +104,7 @@ def measure_waiting_power(
         if (moved := counter.read()) is not None:
             last_moved_s = moved.moment_s
             reading = CounterReading(
-                num_repetitions=moved.num_readings, busy_s=moved.moment_s, **moved._asdict()
+                num_repetitions=moved.num_readings, busy_s=moved.moment_s, **asdict(moved)
             )
             movements.append(reading)
         elif now_s() - last_moved_s > _STILL_S:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple, Protocol, Self
+from dataclasses import dataclass
+from typing import Protocol, Self
 
 from flyball_client.gpu._base import ClockLimit, GpuDevice
 
@@ -13,7 +14,8 @@ from flyball_client.gpu._base import ClockLimit, GpuDevice
 _PAUSE_S = 0.002
 
 
-class Movement(NamedTuple):
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Movement:
     """A reading after the counter moved.
 
     Attributes:

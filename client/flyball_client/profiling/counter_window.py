@@ -15,32 +15,22 @@ from itertools import pairwise
 from statistics import fmean, stdev, variance
 
 from flyball_client.gpu._base import ClockLimit
+from flyball_client.profiling.counter_watch import Movement
 
 _NUM_BLOCKS = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CounterReading:
-    """Readings after a movement of the energy counter.
+class CounterReading(Movement):
+    """Movement of the counter, and the repetitions of the instruction so far.
 
     Attributes:
-        moment_s: Time of the reading in s.
-        energy_j: Energy counter in J.
-        num_repetitions: Number of repetitions of the instruction so far, with the part that is
-            done of the one that runs.
-        num_readings: Number of readings of the counter so far.
-        busy_s: Time of the repetitions so far, s.
-        sm_clock_mhz: SM clock in force, MHz.
-        limits: Limits of the clock.
+        num_repetitions: Their number, with the part that is done of the one that runs.
+        busy_s: Their time, s.
     """
 
-    moment_s: float
-    energy_j: float
     num_repetitions: float
-    num_readings: int
     busy_s: float
-    sm_clock_mhz: int
-    limits: ClockLimit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,12 +62,7 @@ class Means:
 
 @dataclass(frozen=True, kw_only=True)
 class WindowEstimate(Means):
-    """Means over a window between two movements of the counter.
-
-    Attributes:
-        power_w: Mean power in W.
-        readings: Readings of the window.
-    """
+    """Means over a window between two movements of the counter."""
 
     power_w: float
     readings: tuple[CounterReading, ...]

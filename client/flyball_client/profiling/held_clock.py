@@ -18,25 +18,8 @@ _POLL_S = 0.002
 _CHECK_PROCESSES_EVERY_S = 0.25
 
 
-class _LastReason(logging.Handler):
-    """Stores the reason for giving up, which a governor only logs."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.reason = ""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        # The error is the last argument of each of the governors' messages.
-        arguments = record.args if isinstance(record.args, tuple) else ()
-        self.reason = str(arguments[-1]) if arguments else record.getMessage()
-
-
 class HeldClock:
     """SM clock of one GPU, for a `with` block; restored at its end.
-
-    Args:
-        gpu: GPU whose clock is set.
-        governor: Governor of the clock; None: the default for the GPU.
 
     Raises:
         GpuError: No governor can be created.
@@ -48,17 +31,18 @@ class HeldClock:
             self._governor = governor or make_governor(gpu, "flyball profile")
         except OSError as error:
             raise GpuError(f"no clock governor can be created: {error}") from None
-        self._last_reason = _LastReason()
+        # The reason for giving up is that of an error; the governor's own line is of a training.
+        self._unlogged = logging.NullHandler()
         self._next_check_s = 0.0
 
     def __enter__(self) -> Self:
-        _GOVERNOR_LOGGER.addHandler(self._last_reason)
+        _GOVERNOR_LOGGER.addHandler(self._unlogged)
         self._governor.start()
         return self
 
     def __exit__(self, *exception: object) -> None:
         # Before closing, whose errors are logged as usual.
-        _GOVERNOR_LOGGER.removeHandler(self._last_reason)
+        _GOVERNOR_LOGGER.removeHandler(self._unlogged)
         self._governor.close()
 
     def set_mhz(self, sm_clock_mhz: int) -> None:
@@ -103,5 +87,6 @@ class HeldClock:
             self._governor.on_step_begin()
         self._governor.on_instruction_end()
         if self._governor.is_over:
-            reason = self._last_reason.reason or "its governor has ended"
-            raise GpuError(f"the SM clock of {self._gpu.name} cannot be set: {reason}")
+            raise GpuError(
+                f"the SM clock of {self._gpu.name} cannot be set: {self._governor.no_clocks}"
+            )

@@ -22,13 +22,7 @@ class LineProcessError(FlyballError):
 
 
 class LineProcess:
-    """Process for a `with` block, which ends at the end of its standard input.
-
-    Args:
-        name: Name of the process in errors.
-        module: Module that it runs.
-        arguments: Arguments of the module.
-    """
+    """Process for a `with` block, which ends at the end of its standard input."""
 
     def __init__(self, name: str, module: str, arguments: Sequence[str]) -> None:
         self._name = name
@@ -73,9 +67,6 @@ class LineProcess:
 
     def line(self, within_s: float) -> str:
         """Return its next line.
-
-        Args:
-            within_s: Time limit in s.
 
         Raises:
             LineProcessError: It ended, or did not answer in time.

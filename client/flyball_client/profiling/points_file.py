@@ -37,7 +37,6 @@ class MeasuredPoint(Means):
     """Means of one instruction at one locked clock.
 
     Attributes:
-        kind: Kind of the instruction.
         frequency_mhz: Locked clock in MHz.
         held_by: Limit that kept the clock below the lock, such as `power`; `lost`: the clock was
             above the lock, which another program removed; None: the clock was the lock.
@@ -99,10 +98,8 @@ class Measured:
     """Values that all rows of a file share.
 
     Attributes:
-        stage: Stage of the pipeline.
         chunk: Chunk of the stage; None: the whole stage.
         rank: Rank columns and their values; empty: a profile of one pipeline.
-        gpu_name: Name of the GPU.
         energy_scope: What its energy counter counts; None: not known.
         conditions: Conditions that it is measured under; None: not known.
     """
@@ -123,12 +120,7 @@ class Measured:
 
 
 class PointsFile:
-    """Points appended to `OUT.csv`, or to `OUT.lost.csv` where the lock was lost.
-
-    Args:
-        file: `OUT.csv`.
-        measured: Values of all rows.
-    """
+    """Points appended to `OUT.csv`, or to `OUT.lost.csv` where the lock was lost."""
 
     def __init__(self, file: Path, measured: Measured) -> None:
         self.file = file

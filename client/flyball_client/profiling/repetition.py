@@ -7,7 +7,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 
 from flyball_client.gpu._base import EmulatedDevice, GpuDevice, GpuError
@@ -278,13 +278,7 @@ class Repetition:
             self._run_batch()
         num_repetitions_then, busy_s = self._progress_at(movement.moment_s)
         return CounterReading(
-            moment_s=movement.moment_s,
-            energy_j=movement.energy_j,
-            num_repetitions=num_repetitions_then,
-            num_readings=movement.num_readings,
-            busy_s=busy_s,
-            sm_clock_mhz=movement.sm_clock_mhz,
-            limits=movement.limits,
+            num_repetitions=num_repetitions_then, busy_s=busy_s, **asdict(movement)
         )
 
     def _progress_at(self, moment_s: float) -> tuple[float, float]:
@@ -341,9 +335,6 @@ class StageProfiler:
     """Profiler of one stage's instructions on one GPU.
 
     Attributes:
-        gpu: GPU that runs them.
-        workload: Instructions.
-        rule: Duration of each measurement.
         warm_up_s: Time in s that each instruction is run first, at its first clock.
         now_s: Monotonic clock in s; None: the emulated GPU's, else the system's.
         on_begin: Function that is called with each instruction and clock before its measurement.
@@ -358,10 +349,6 @@ class StageProfiler:
 
     def measure(self, sweep: Sweep, clock: HeldClock) -> Iterator[MeasuredPoint]:
         """Yield each point when it is measured.
-
-        Args:
-            sweep: Points to measure.
-            clock: Clock of the GPU, held.
 
         Raises:
             GpuError: The GPU cannot be read, or its clock cannot be set.

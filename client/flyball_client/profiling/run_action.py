@@ -15,6 +15,7 @@ from flyball_client.gpu._base import GpuDevice, GpuError
 from flyball_client.gpu.registry import open_local_gpu
 from flyball_client.profiling.arguments import (
     WorkLine,
+    add_gpu,
     add_labels,
     add_option,
     add_output,
@@ -71,16 +72,7 @@ def configure_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--resume", action="store_true", help="continue the file of an interrupted run"
     )
-    add_option(
-        parser, "--device", count(0), "N", "CUDA device number of the GPU, as in cuda:N", default=0
-    )
-    add_option(
-        parser,
-        "--gpu",
-        str,
-        "NAME",
-        "take the window of clocks from this entry of the GPU table (a100) or file (./mine.toml)",
-    )
+    add_gpu(parser)
     add_option(parser, "--min-mhz", count(1), "MHZ", "lowest clock in MHz (default: the window's)")
     add_option(parser, "--max-mhz", count(1), "MHZ", "highest clock in MHz (default: the window's)")
     add_option(
@@ -186,11 +178,8 @@ class RunResult:
     """Result of a run.
 
     Attributes:
-        file: Files of the points.
-        is_emulated: True: the GPU was emulated.
         points: All points, those of an earlier run first.
         num_known: Number of points of an earlier run.
-        wanted_error: Target relative standard error.
         stopped_at_mhz: Clocks in MHz at which sweeps ended early.
     """
 

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import importlib
 import sys
-import time
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from flyball_client.gpu.emulated import EmulatedGpu, EmulationClock, WallClock
+from flyball_client.gpu.emulated import EmulatedGpu, EmulationClock, LeapingClock, WallClock
 from flyball_pipeline.instruction import InstructionKind
 from flyball_profiles.stage_profile import ProfileError, StageProfile
 from flyball_wire.errors import FlyballError
@@ -108,21 +107,6 @@ def described(error: BaseException) -> str:
     where = f" ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text}{where}" if text else f"{type(error).__name__}{where}"
-
-
-class LeapingClock:
-    """EmulationClock without waiting: a sleep ends at once."""
-
-    def __init__(self) -> None:
-        self._now_s = time.monotonic()
-
-    def now_s(self) -> float:
-        """Return the seconds, which only sleeping advances."""
-        return self._now_s
-
-    def sleep_until(self, deadline_s: float) -> None:
-        """Advance to the deadline."""
-        self._now_s = max(self._now_s, deadline_s)
 
 
 def emulated_stage(

@@ -6,7 +6,7 @@ import logging
 import math
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from operator import ne
 
 from flyball_client.session.plan_cursor import CompiledPlan, OwnClocks, PlanCursor, clock_changes
@@ -204,6 +204,9 @@ class ActivePlan:
         plans: Received plans.
         keeps_plan: True: the plan stays in force while the planner is lost.
         rank_name: Job and rank, for the log.
+        is_planner_lost: Returns whether the planner cannot be reached.
+        num_microbatches: Returns the number that a step to come has; None: not known.
+        own_clocks: Returns a step's own clocks; None: those of the plan.
 
     Attributes:
         cursor: Cursor in the plan in force; None: no plan is in force.
@@ -215,11 +218,17 @@ class ActivePlan:
         *,
         keeps_plan: bool,
         rank_name: str,
+        is_planner_lost: Callable[[], bool],
+        num_microbatches: Callable[[int], int | None],
+        own_clocks: OwnClocks,
     ) -> None:
         self.cursor: PlanCursor | None = None
         self._plans = plans
         self._keeps_plan = keeps_plan
         self._rank_name = rank_name
+        self._is_planner_lost = is_planner_lost
+        self._num_microbatches = num_microbatches
+        self._own_clocks = own_clocks
         # Plan for the steps as they are, and its first step; not in force while the planner is
         # lost, unless plans are kept.
         self._plan: tuple[CompiledPlan, int] | None = None
@@ -227,34 +236,18 @@ class ActivePlan:
         self._kept: dict[int | None, tuple[CompiledPlan, int]] = {}
         self._last_version_with_surprise: int | None = None
 
-    def begin_step(
-        self,
-        step: int,
-        *,
-        sets_clocks: bool,
-        is_planner_lost: bool,
-        num_microbatches: int | None = None,
-        own_clocks: OwnClocks | None = None,
-    ) -> None:
-        """Put a due plan into force, and move the cursor to the step's first instruction.
-
-        Args:
-            step: Step that begins.
-            sets_clocks: False: the rank no longer sets clocks, and no plan takes effect.
-            is_planner_lost: True: the planner cannot be reached.
-            num_microbatches: Number that the steps have; None: not known.
-            own_clocks: Returns a step's own clocks; None: those of the plan.
-        """
+    def begin_step(self, step: int, *, sets_clocks: bool) -> None:
+        """Put a due plan into force if clocks are set; move the cursor to the first instruction."""
         if sets_clocks:
             self._keep(self._plans.take_due(step))
-            self._choose(step, num_microbatches)
-            if is_planner_lost and not self._keeps_plan:
+            self._choose(step, self._num_microbatches(step))
+            if not self._keeps_plan and self._is_planner_lost():
                 self.cursor = None
             elif self._plan is not None and self.cursor is None:
                 plan, first_step = self._plan
                 self.cursor = PlanCursor(plan, first_step=first_step)
         if self.cursor is not None:
-            self.cursor.begin_step(step, own_clocks)
+            self.cursor.begin_step(step, self._own_clocks)
 
     def end_step(self, step: int) -> None:
         """End the step; log the first step that does not fit a plan."""
@@ -274,31 +267,24 @@ class ActivePlan:
                 cursor.surprise,
             )
 
-    def first_clock_mhz(
-        self,
-        step: int,
-        *,
-        is_planner_lost: bool,
-        num_microbatches: int | None = None,
-        own_clocks: OwnClocks | None = None,
-    ) -> int | None:
+    def first_clock_mhz(self, step: int) -> int | None:
         """Return the clock in MHz to request for the first instruction of a step to come.
 
         None: no plan is in force then, it has no instruction, or the step before has a timed
         request for this clock, which stays.
         """
-        plan_and_first_step = self.in_force_at(step, num_microbatches)
-        if plan_and_first_step is None or (is_planner_lost and not self._keeps_plan):
+        plan_and_first_step = self.in_force_at(step, self._num_microbatches(step))
+        if plan_and_first_step is None or (not self._keeps_plan and self._is_planner_lost()):
             return None
         plan, first_step = plan_and_first_step
-        own_mhz = plan.own_clocks_mhz(step, first_step, own_clocks)
+        own_mhz = plan.own_clocks_mhz(step, first_step, self._own_clocks)
         clocks_mhz = plan.clocks_in_step_mhz(step - first_step) if own_mhz is None else own_mhz
         first_mhz = next(iter(clocks_mhz), None)
         timed_mhz = None if self.cursor is None else self.cursor.timed_first_mhz
         return None if first_mhz == timed_mhz else first_mhz
 
     def in_force_at(
-        self, step: int, num_microbatches: int | None = None
+        self, step: int, num_microbatches: int | None
     ) -> tuple[CompiledPlan, int] | None:
         """Return the plan of a step to come, and its first step; None: none, as far as known."""
         due = self._plans.newest_due(step)

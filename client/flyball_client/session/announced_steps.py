@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from flyball_client.session.active_plan import ActivePlan
 from flyball_client.session.plan_cursor import CompiledPlan, PlanCursor
 from flyball_client.session.planner_link import PlannerLink
+from flyball_client.session.step_shape import StepShape
 from flyball_client.steps.agreement import AloneAgreement, Coupling, StepAgreement
 from flyball_client.steps.step_exchange import StepExchange
 from flyball_client.steps.step_plans import PlanKey
@@ -18,16 +19,15 @@ _logger = logging.getLogger(__name__)
 
 
 class AnnouncedSteps:
-    """A session's steps: without effect until `plan` is called.
+    """A session's steps, of which none has a plan of its own until `plan` is called.
 
-    Args:
-        stage: Stage of the rank.
-        rank_name: Job and rank, for the log.
-        link: Link to the planner; None: there is none, and no step has a plan.
+    Attributes:
+        shape: Number of microbatches of the last steps.
     """
 
     def __init__(self, stage: int, rank_name: str, link: PlannerLink | None) -> None:
         self._stage, self._rank_name, self._link = stage, rank_name, link
+        self.shape = StepShape()
         self._exchange: StepExchange | None = None
         self._has_logged = False
 
@@ -79,15 +79,12 @@ class AnnouncedSteps:
         if self._exchange is not None:
             self._exchange.void(step)
 
-    def num_microbatches(self, step: int, plans: ActivePlan, of_steps: int | None) -> int | None:
+    def num_microbatches(self, step: int, plans: ActivePlan) -> int | None:
         """Return the number of a step to come; None: not known.
 
-        Args:
-            step: Number of the step.
-            plans: Plans of the rank.
-            of_steps: Number that the last steps had, which counts where none is announced, or
-                there is no plan for that.
+        It is that of the last steps where none is announced, or there is no plan for that.
         """
+        of_steps = self.shape.num_microbatches
         announced = None if self._exchange is None else self._exchange.num_microbatches(step)
         if announced in (None, of_steps):
             return of_steps
@@ -100,17 +97,12 @@ class AnnouncedSteps:
             return self._exchange.clocks(plan, step)
         return plan.highest_mhz if plan.has_step_plans else None
 
-    def begin(self, step: int, plans: ActivePlan, num_microbatches: int | None) -> None:
-        """Note that a step has begun.
-
-        Args:
-            step: Number of the step.
-            plans: Its plan, and those of the steps after it.
-            num_microbatches: Number that steps have; None: not known.
-        """
+    def begin(self, step: int, plans: ActivePlan) -> None:
+        """Note that a step has begun."""
         if self._exchange is None:
             return
-        following, _ = plans.in_force_at(step + 1, num_microbatches) or (None, None)
+        of_steps = self.shape.num_microbatches
+        following, _ = plans.in_force_at(step + 1, of_steps) or (None, None)
         others = {
             number: key_of(plan)
             for plan in plans.plans_at(step + 1)

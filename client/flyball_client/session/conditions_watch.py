@@ -25,13 +25,7 @@ def conditions_of(gpu: GpuDevice | None) -> GpuConditions | None:
 
 
 class ConditionsWatch:
-    """Conditions of one GPU, read once a minute on the thread that reads its energy.
-
-    Args:
-        gpu: GPU; None: there is none.
-        rank_name: Job and rank, for the log.
-        now_s: Monotonic clock in s.
-    """
+    """Conditions of one GPU, read once a minute on the thread that reads its energy."""
 
     def __init__(
         self,

@@ -44,10 +44,6 @@ class EnergyReader:
     unknown moment, and its last value is not measured either. Nor is one that comes late, of a call
     that hangs: steps that ended meanwhile would have no energy, and one of them that of all. After
     an error the counter is read again after a pause, which grows. All are logged, and their end.
-
-    Args:
-        gpu: GPU; None: there is none.
-        rank_name: Job and rank, for the log.
     """
 
     def __init__(self, gpu: GpuDevice | None, *, rank_name: str) -> None:
@@ -119,7 +115,7 @@ class EnergyReader:
             is_late = bool(requests) and ended_s - requests[0][1] > LATE_AFTER_S
             self._note(_Reading(energy_j, [then for then, _ in requests], is_late))
             if is_late and energy_j is not None:
-                self._miss(1, "energy is not measured for now: its counter is read late")
+                self._miss("energy is not measured for now: its counter is read late")
             with self._changed:
                 self._is_calling = False
                 self._changed.notify_all()
@@ -142,7 +138,7 @@ class EnergyReader:
             # Held readings are of a counter that moved when it was last seen.
             self._give_out(are_measured=not is_old)
         elif is_old:
-            self._miss(1, "energy is not measured for now: its counter does not move")
+            self._miss("energy is not measured for now: its counter does not move")
             self._give_out(are_measured=False)
 
     def _give_out(self, *, are_measured: bool) -> None:
@@ -179,11 +175,11 @@ class EnergyReader:
         if missed:
             self._log(f"energy is measured again; {missed} readings were missed")
 
-    def _miss(self, number: int, why: str) -> None:
-        """Count readings that are not measured; log why, of the first."""
+    def _miss(self, why: str) -> None:
+        """Count a reading that is not measured; log why, of the first."""
         if not self._num_missed:
             self._log(why)
-        self._num_missed += number
+        self._num_missed += 1
 
     def _log(self, text: str) -> None:
         _logger.warning("%s: %s", self._rank_name, text)

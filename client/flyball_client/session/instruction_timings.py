@@ -85,11 +85,7 @@ class _Rows:
 
 
 class TimingRecorder:
-    """Timings of the current step and of the last completed one.
-
-    Args:
-        clock_s: Monotonic clock in s.
-    """
+    """Timings of the current step and of the last completed one."""
 
     def __init__(self, clock_s: Callable[[], float]) -> None:
         self._clock_s = clock_s

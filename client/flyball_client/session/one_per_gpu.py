@@ -11,11 +11,7 @@ _logger = logging.getLogger(__name__)
 
 
 class GpuSession(Protocol):
-    """Session that another may replace.
-
-    Attributes:
-        name: Job and rank, for the log.
-    """
+    """Session that another may replace."""
 
     name: str
 

@@ -20,8 +20,6 @@ class CompiledPlan:
     """A rank's plan as flat tuples, one entry per instruction in the order of execution.
 
     Attributes:
-        version: Version of the plan.
-        kinds: Names of the instructions.
         microbatches: Microbatches, from 0.
         chunks: Model chunks; 0 where there are none.
         sm_clocks_mhz: SM clocks in MHz; all are supported by the GPU.
@@ -80,13 +78,7 @@ class CompiledPlan:
     def own_clocks_mhz(
         self, step: int, first_step: int, own_clocks: OwnClocks | None
     ) -> tuple[int, ...] | None:
-        """Return a step's own clocks, MHz; None: those of the plan, as in a comparison's baseline.
-
-        Args:
-            step: Number of the step.
-            first_step: The plan's first step.
-            own_clocks: Returns a step's own clocks; None: there are none.
-        """
+        """Return a step's own clocks, MHz; None: the plan's, as in a comparison's baseline."""
         if own_clocks is None or (self.cycle_mhz and not self.has_step_plans):
             return None
         cycle = self.baseline_cycle
@@ -100,11 +92,7 @@ OwnClocks = Callable[[CompiledPlan, int], tuple[int, ...] | None]
 
 
 def number_of_microbatches(instructions: Iterable[tuple[str, int | None]]) -> int | None:
-    """Return how many microbatches the forwards of a step are of; None: not known.
-
-    Args:
-        instructions: Kind and microbatch of each instruction.
-    """
+    """Return how many microbatches the forwards of a step are of; None: not known."""
     numbers = {microbatch for kind, microbatch in instructions if kind == _FORWARD}
     return None if None in numbers else len(numbers) or None
 
@@ -137,7 +125,6 @@ class PlanCursor:
         first_step: Step from which all ranks run it, where a cycle of clocks begins.
 
     Attributes:
-        plan: Plan that is followed.
         instructions: Planned instructions of the step, and one that matches nothing at the end;
             only that one while no instruction is expected.
         clocks_mhz: SM clocks in MHz of the planned instructions in this step, and at the end that
@@ -186,13 +173,13 @@ class PlanCursor:
         self.instructions: tuple[PlannedInstruction, ...] = _NO_INSTRUCTIONS
         self.position = 0
 
-    def begin_step(self, step: int, own_clocks: OwnClocks | None = None) -> None:
-        """Move to the plan's first instruction, with the clocks of this step.
+    @property
+    def fitting_plan(self) -> CompiledPlan | None:
+        """Plan of the step; None: the step has deviated from it."""
+        return self.plan if self.surprise is None else None
 
-        Args:
-            step: Number of the step.
-            own_clocks: Returns a step's own clocks; None: those of the plan.
-        """
+    def begin_step(self, step: int, own_clocks: OwnClocks | None = None) -> None:
+        """Move to the plan's first instruction, with the clocks of this step."""
         # By the step's number, so that all ranks run the same row, also after a late start or a
         # failed step.
         num_steps = step - self._first_step

@@ -43,7 +43,6 @@ from flyball_client.session.registration import (
     supported_clocks_mhz,
 )
 from flyball_client.session.step_recorder import StepMeter, StepRecorder
-from flyball_client.session.step_shape import StepShape
 from flyball_client.steps.agreement import Coupling, StepAgreement, check_coupling
 from flyball_wire.measurements import StepMeasurement
 
@@ -144,11 +143,6 @@ class RankSession:
         self._current_step = initial_step
         self._is_in_step = self._is_closed = self._is_started = False
         self.plans = PendingPlans() if plans is None else plans
-        keeps_plan = without_planner == "last-plan"
-        self._active_plan = ActivePlan(self.plans, keeps_plan=keeps_plan, rank_name=self.name)
-        self._shape = StepShape()
-        # The active plan's, for the hooks.
-        self._cursor: PlanCursor | None = None
         self._link: PlannerLink | None = None
         if planner is not None:
             place = stage, (dp_rank, tp_rank, cp_rank)
@@ -158,21 +152,26 @@ class RankSession:
                 registration=registration_of_rank(gpu, supported_mhz, *place),
                 times=times or LinkTimes(),
             )
-            self._link = self._new_link(planner, spec, start_id)
+            self._link = PlannerLink(
+                planner,
+                spec,
+                named_start(os.environ, start_id),
+                current_step=lambda: self._current_step,
+                activate=self.plans.put,
+            )
         self._steps = AnnouncedSteps(stage, self.name, self._link)
+        self._active_plan = ActivePlan(
+            self.plans,
+            keeps_plan=without_planner == "last-plan",
+            rank_name=self.name,
+            is_planner_lost=self._is_planner_lost,
+            num_microbatches=self._num_microbatches,
+            own_clocks=self._steps.clocks,
+        )
+        # The active plan's, for the hooks.
+        self._cursor: PlanCursor | None = None
         self._own_process = OwnProcess(self._turn_off)
         self._cancel_end: Callable[[], None] | None = None
-
-    def _new_link(
-        self, planner: PlannerClient, spec: RankSpec, start_id: str | Future[str | None] | None
-    ) -> PlannerLink:
-        return PlannerLink(
-            planner,
-            spec,
-            named_start(os.environ, start_id),
-            current_step=lambda: self._current_step,
-            activate=self.plans.put,
-        )
 
     # ------------------------------------------------------------------ steps that differ
 
@@ -355,7 +354,7 @@ class RankSession:
 
         It is called on the thread of the hooks, and at first once.
         """
-        self._shape.tell = tell
+        self._steps.shape.tell = tell
 
     # ------------------------------------------------------------------ the hooks
 
@@ -372,7 +371,7 @@ class RankSession:
             self._follow_plan()
             self._begun = None
             self._recorder.begin_step(None if self._cursor is None else self._cursor.plan)
-            self._steps.begin(self._current_step, self._active_plan, self._shape.num_microbatches)
+            self._steps.begin(self._current_step, self._active_plan)
         except Exception as error:
             self._governor.give_up(error)
 
@@ -545,24 +544,15 @@ class RankSession:
 
     def _follow_plan(self) -> None:
         before = self._cursor
-        self._active_plan.begin_step(
-            self._current_step,
-            sets_clocks=not self._governor.is_over,
-            is_planner_lost=self._is_planner_lost(),
-            num_microbatches=self._num_microbatches(),
-            own_clocks=self._steps.clocks,
-        )
+        self._active_plan.begin_step(self._current_step, sets_clocks=not self._governor.is_over)
         self._cursor = cursor = self._active_plan.cursor
         if cursor is None and before is not None:
             self._governor.pause()
         elif cursor is not None and (before is None or before.plan is not cursor.plan):
             self._governor.begin_plan()
 
-    def _num_microbatches(self) -> int | None:
-        """Return the number that the current step has; None: not known."""
-        return self._steps.num_microbatches(
-            self._current_step, self._active_plan, self._shape.num_microbatches
-        )
+    def _num_microbatches(self, step: int) -> int | None:
+        return self._steps.num_microbatches(step, self._active_plan)
 
     def _is_planner_lost(self) -> bool:
         return self._link is not None and self._link.is_lost
@@ -570,12 +560,7 @@ class RankSession:
     def _request_first_clock(self) -> None:
         """Request the clock of the first instruction of the step that comes next."""
         try:
-            first_mhz = self._active_plan.first_clock_mhz(
-                self._current_step,
-                is_planner_lost=self._is_planner_lost(),
-                num_microbatches=self._num_microbatches(),
-                own_clocks=self._steps.clocks,
-            )
+            first_mhz = self._active_plan.first_clock_mhz(self._current_step)
             if first_mhz is not None:
                 self._governor.set_mhz(first_mhz)
             # After the request, which it would delay.
@@ -586,8 +571,7 @@ class RankSession:
     def _measure(self) -> None:
         self._note_begun()
         cursor = self._cursor
-        is_planned = cursor is not None and cursor.surprise is None
-        ran = cursor.plan if is_planned and cursor and self.active_version is not None else None
+        ran = None if cursor is None or self.active_version is None else cursor.fitting_plan
         work, step_plan = self._steps.end(self._current_step, ran)
         self._recorder.end_step(
             step=self._current_step,
@@ -599,9 +583,8 @@ class RankSession:
             then=self._post,
         )
         self._active_plan.end_step(self._current_step)
-        as_planned = cursor is not None and cursor.surprise is None
-        plan = cursor.plan if as_planned and cursor is not None else self._recorder.timings
-        self._shape.end_step(plan.num_microbatches)
+        fitting = None if cursor is None else cursor.fitting_plan
+        self._steps.shape.end_step((fitting or self._recorder.timings).num_microbatches)
 
     def _post(self, measurement: StepMeasurement) -> None:
         if self._link is not None:

@@ -64,16 +64,7 @@ class RankSettings:
         strict: bool | None = None,
         timing: Timing | None = None,
     ) -> RankSettings:
-        """Read the settings; an empty variable counts as not set.
-
-        Args:
-            environ: Environment variables.
-            planner_url: Address of the planner; takes precedence, like the following ones.
-            token: Token for the planner.
-            lease_s: Lease in s.
-            without_planner: `last-plan` or `default-clocks`.
-            strict: True or False.
-            timing: `synchronize` or `stream`.
+        """Read the settings; arguments take precedence, and an empty variable counts as not set.
 
         Raises:
             ValueError: A variable cannot be used; the text names it.

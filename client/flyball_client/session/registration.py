@@ -38,12 +38,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchedRun:
-    """Run of a training, as its launcher names it; None: not known.
-
-    Attributes:
-        run: Name of the run.
-        restart_count: Number of automatic restarts of that run.
-    """
+    """Run of a training, as its launcher names it; None: not known."""
 
     run: str | None = None
     restart_count: int | None = None

@@ -177,13 +177,7 @@ def with_details(
     timings: Sequence[InstructionTiming],
     detail: MeasurementDetail,
 ) -> StepMeasurement:
-    """Return the measurement with the details that the rank's plan requests.
-
-    Args:
-        measurement: Totals of the step.
-        timings: Timings of its instructions, in the order of execution.
-        detail: Detail that the rank's plan requests, not the totals alone.
-    """
+    """Return the measurement with the details that the rank's plan requests."""
     were_clocks_set = measurement.no_clocks is None  # else clocks are reported as None
     return replace(
         measurement,
@@ -238,16 +232,7 @@ def _each(
 
 
 class StepRecorder:
-    """Totals and instructions of the current step; totals of the last ones.
-
-    Args:
-        meter: Meter of time and energy.
-        history_length: Number of steps whose totals are kept.
-
-    Attributes:
-        timings: Timings of the instructions.
-        metrics: Figures of the measured steps.
-    """
+    """Totals and instructions of the current step; totals of the last ones."""
 
     def __init__(self, meter: StepMeter, history_length: int) -> None:
         self.timings = TimingRecorder(meter.clock_s)
@@ -282,17 +267,9 @@ class StepRecorder:
         step_plan: StepPlanReport | None = None,
         then: Callable[[StepMeasurement], None],
     ) -> None:
-        """End the step.
+        """End the step, and call `then` with its totals and the details that the plan requests.
 
-        Args:
-            step: Number of the step.
-            plan_version: Version of the plan in force.
-            num_unplanned: Number of instructions that did not match the plan.
-            no_clocks: Reason why clocks are not set; None: they are.
-            work: As in StepMeasurement.
-            step_plan: As in StepMeasurement.
-            then: Called with the totals and the details that the plan requests, once the energy is
-                read; on a real GPU by the thread that reads it.
+        That is once the energy is read, on a real GPU by the thread that reads it.
         """
         plan = self._plan
         totals = self._meter.end(

@@ -251,12 +251,7 @@ class StepExchange:
         return plan == self._unaware
 
     def end(self, step: int, plan: PlanKey | None) -> tuple[StepWork | None, StepPlanReport | None]:
-        """Return the work of a step that has run, and its own plan.
-
-        Args:
-            step: Number of the step.
-            plan: Plan that it ran; None: none, or not as planned.
-        """
+        """Return the work of a step that has run, and its own plan; `plan` None: not as planned."""
         work, decided = self._works.pop(step, None), self._decided
         self._ended = None
         if decided is None or decided.own is None or (decided.step, decided.plan) != (step, plan):
@@ -265,12 +260,7 @@ class StepExchange:
         return work, (own.slack, min(own.clocks_mhz), max(own.clocks_mhz), own.saved_j)
 
     def learn(self, times_s: Callable[[], Sequence[float]], highest_mhz: int) -> None:
-        """Learn from the step that has ended last how slow this rank is.
-
-        Args:
-            times_s: Returns the time of each of its instructions, s.
-            highest_mhz: Highest clock of the GPU, MHz.
-        """
+        """Learn from the step that has ended last how slow this rank is."""
         if self._ended is not None and self._ended.own is not None:
             self._slowness.add(self._ended.plan, self._ended.own, times_s(), highest_mhz)
 

@@ -7,14 +7,13 @@ from collections.abc import Iterable, Sequence
 
 from flyball_pipeline.errors import PipelineError
 from flyball_pipeline.instruction import (
+    GIVE_GRADIENT,
     Instruction,
     InstructionKind,
     PipelineShape,
     backward_kinds,
 )
 from flyball_pipeline.schedules.inputs import ScheduleInputs, Stages
-
-_BACKWARDS = frozenset({InstructionKind.BACKWARD, InstructionKind.BACKWARD_INPUT})
 
 
 def one_f_one_b(inputs: ScheduleInputs) -> Stages:
@@ -63,7 +62,7 @@ def early_recompute(inputs: ScheduleInputs) -> Stages:
     for stage, order in enumerate(one_f_one_b(inputs)):
         with_recomputation: list[Instruction] = []
         for instruction in order:
-            if stage != last_stage and instruction.kind in _BACKWARDS:
+            if stage != last_stage and instruction.kind in GIVE_GRADIENT:
                 with_recomputation.append(
                     Instruction(InstructionKind.RECOMPUTE, instruction.microbatch)
                 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import sys
 from array import array
 from base64 import b64decode, b64encode
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +18,7 @@ from flyball_pipeline.schedules.explicit import EXPLICIT
 from flyball_pipeline.step_curves import ClockPoint
 from flyball_pipeline.work import WorkCoefficients
 from flyball_wire.errors import CodecError
-from flyball_wire.plans.rank_plan import RankPipeline
+from flyball_wire.plans.rank_plan import RankPipeline, little_endian
 
 N = TypeVar("N", int, float)
 
@@ -140,10 +139,8 @@ def unpacked_pipeline(
     return dag, of_nodes, clocks_mhz
 
 
-def _packed(numbers: array[int] | array[float]) -> str:
-    if sys.byteorder == "big":
-        numbers.byteswap()
-    return b64encode(numbers.tobytes()).decode()
+def _packed(numbers: array[N]) -> str:
+    return b64encode(little_endian(numbers).tobytes()).decode()
 
 
 def _index_rows(text: str) -> Iterator[tuple[int, int, int]]:
@@ -164,7 +161,6 @@ def _bytes_of(text: str, size: int) -> bytes:
     return packed
 
 
-def _threes(numbers: array[N]) -> Iterator[tuple[N, N, N]]:
-    if sys.byteorder == "big":
-        numbers.byteswap()
+def _threes(packed: array[N]) -> Iterator[tuple[N, N, N]]:
+    numbers = little_endian(packed)
     return zip(numbers[::3], numbers[1::3], numbers[2::3], strict=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from array import array
 from base64 import b64decode, b64encode
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypedDict, TypeVar, Unpack
 
@@ -25,6 +25,7 @@ MAX_INSTRUCTIONS = 16_384
 _MOST_ONE_BYTE_CLOCKS = 256
 
 T = TypeVar("T", bound=Hashable)
+N = TypeVar("N", int, float)
 
 Instruction = tuple[str, int, int, int]
 """Kind, microbatch, clock in MHz, chunk."""
@@ -116,8 +117,6 @@ class RankPlan:
         cycle_rows: distinct rows of the cycle: base64 of the clock of each of `instructions`, as an
             index into `sm_clocks_mhz`, of one byte, or where there are more than 256 clocks of two,
             the low one first.
-        planned_times_s: `[kind, chunk, clock, time_s]`: planned time in s of the instructions of
-            this kind and chunk at this clock, indices as in `instructions`; null: unknown.
         requests: `[position, after_position, offset_s]`: the clock of `instructions[position]` is
             requested `offset_s` after the begin of `instructions[after_position]`, and at the
             latest as its own begins; any other clock as the instruction before ends. A position of
@@ -145,7 +144,6 @@ class RankPlan:
     predicted_iteration_time_s: float
     cycle: tuple[int, ...] = ()
     cycle_rows: tuple[str, ...] = ()
-    planned_times_s: tuple[tuple[int, int, int, float], ...] | None = None
     requests: tuple[tuple[int, int, float], ...] = ()
     measurement_detail: MeasurementDetail = MeasurementDetail.TOTALS
     num_timed_steps: int = 0
@@ -169,7 +167,7 @@ class RankPlan:
             raise CodecError(
                 f"cycle_rows[{number}] must have a clock for each of the {num} instructions"
             )
-        row = packed if size == 1 else _little_endian(array("H", packed))
+        row = packed if size == 1 else little_endian(array("H", packed))
         if max(row, default=-1) >= len(self.sm_clocks_mhz):
             raise CodecError(f"cycle_rows[{number}] must have indices into sm_clocks_mhz")
         return row
@@ -179,7 +177,6 @@ def rank_plan(
     instructions: Sequence[Instruction],
     *,
     cycle_mhz: Sequence[tuple[int, ...]] = (),
-    planned_times_s: Mapping[tuple[str, int, int], float] | None = None,
     **header: Unpack[_Header],
 ) -> RankPlan:
     """Return a rank's plan.
@@ -187,13 +184,11 @@ def rank_plan(
     Args:
         instructions: Instructions in the order of execution.
         cycle_mhz: Per step of the cycle, the clock of each instruction in MHz; empty: no cycle.
-        planned_times_s: Planned time in s by kind, chunk and clock in MHz; None: unknown.
         header: The other fields.
     """
     kinds = _indices(str(kind) for kind, _, _, _ in instructions)
     rows = _indices(cycle_mhz)
     clocks = _indices(sorted({mhz for _, _, mhz, _ in instructions}.union(*rows), reverse=True))
-    times_s = planned_times_s
     return RankPlan(
         **header,
         kinds=tuple(kinds),
@@ -204,9 +199,6 @@ def rank_plan(
         ),
         cycle=tuple(rows[row] for row in cycle_mhz),
         cycle_rows=tuple(_packed(map(clocks.__getitem__, row), len(clocks)) for row in rows),
-        planned_times_s=None
-        if times_s is None
-        else tuple((kinds[k], chunk, clocks[mhz], t) for (k, chunk, mhz), t in times_s.items()),
     )
 
 
@@ -214,7 +206,6 @@ def most_bytes(
     num_instructions: int,
     *,
     num_clocks: int,
-    num_times: int = 0,
     num_requests: int = 0,
     num_rows: int = 0,
     cycle_length: int = 0,
@@ -230,7 +221,7 @@ def most_bytes(
         4096
         + 22 * num_instructions
         + 8 * num_clocks
-        + 40 * (num_times + num_requests)
+        + 40 * num_requests
         + row_bytes * num_rows
         # With its entry in the baseline's cycle.
         + 13 * cycle_length
@@ -244,7 +235,7 @@ def _indices(items: Iterable[T]) -> dict[T, int]:
 
 def _packed(row: Iterable[int], num_clocks: int) -> str:
     is_wide = _index_bytes(num_clocks) > 1
-    packed = _little_endian(array("H", row)).tobytes() if is_wide else bytes(row)
+    packed = little_endian(array("H", row)).tobytes() if is_wide else bytes(row)
     return b64encode(packed).decode()
 
 
@@ -252,7 +243,8 @@ def _index_bytes(num_clocks: int) -> int:
     return 1 if num_clocks <= _MOST_ONE_BYTE_CLOCKS else 2
 
 
-def _little_endian(numbers: array[int]) -> array[int]:
+def little_endian(numbers: array[N]) -> array[N]:
+    """Return numbers as they are sent, or those of this machine."""
     if sys.byteorder == "big":
         numbers.byteswap()
     return numbers

@@ -354,11 +354,6 @@ class _BackwardEnd:
 
     It is one of autograd's final callbacks, which run in the order in which they were queued. So
     one that is queued when the backward begins runs before it, and one that this queues, after it.
-
-    Args:
-        waits: timer of the wait.
-        modules: all DistributedDataParallel modules of the model.
-        meeting: of ranks on emulated GPUs; None: GPUs are real.
     """
 
     def __init__(

@@ -63,13 +63,7 @@ class _Attachment:
 
 
 class _WholeStepAnnouncer:
-    """Announcer of steps that are one instruction each.
-
-    Args:
-        session: session of the rank.
-        waits: of the step, by which backwards that average gradients are counted.
-        coupling: where the ranks wait for each other.
-    """
+    """Announcer of steps that are one instruction each."""
 
     def __init__(self, session: RankSession, waits: RankWaits, coupling: Coupling) -> None:
         self._session = session
@@ -103,12 +97,6 @@ class _MicrobatchAnnouncer(PipelineAnnouncer):
     Nothing is announced before a step has shown where ranks meet. Where DistributedDataParallel
     averages in the last microbatch alone, as with `no_sync`, the step has one deadline: several
     would let it take longer.
-
-    Args:
-        session: session of the rank.
-        hooks: of the rank, by whose launches steps are counted.
-        steps: of the rank.
-        coupling: where the ranks wait for each other.
     """
 
     def __init__(
@@ -198,25 +186,19 @@ def attach(
             opened, options, device=device, job_id=job_id, layout=layout, initial_step=initial_step
         )
         hook = _hook_steps if num_microbatches is None else _hook_microbatches
-        hooked = hook(opened, ends, model, device)
-        ends.start(hooked.session, coupling=hooked.coupling)
-        _register(ends, hooked.session, num_microbatches)
+        session, coupling, hooked_steps, announcer = hook(opened, ends, model, device)
+        ends.start(session, coupling=coupling)
+        _register(ends, session, num_microbatches)
         _attachments[model] = _Attachment(
             opened=opened.pop_all(),
-            steps=hooked.steps,
-            announcer=hooked.announcer if ends.announces_work else None,
+            steps=hooked_steps,
+            announcer=announcer if ends.announces_work else None,
         )
-    return hooked.session
+    return session
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Hooked:
-    """Session of a rank whose model is hooked."""
-
-    session: RankSession
-    coupling: Coupling
-    steps: WholeSteps | MicrobatchSteps
-    announcer: StepAnnouncer
+_Hooked = tuple[RankSession, Coupling, WholeSteps | MicrobatchSteps, StepAnnouncer]
+"""Session of a rank whose model is hooked, and what belongs to it."""
 
 
 def _hook_steps(
@@ -228,8 +210,7 @@ def _hook_steps(
     steps = WholeSteps(session, synchronize=_synchronize(device), inside=waits.in_step)
     _hook_waits(opened, model, waits, has_microbatches=False)
     coupling = coupling_of(model, num_ranks=_rank_and_size()[1])
-    announcer = _WholeStepAnnouncer(session, waits, coupling)
-    return _Hooked(session=session, coupling=coupling, steps=steps, announcer=announcer)
+    return session, coupling, steps, _WholeStepAnnouncer(session, waits, coupling)
 
 
 def _hook_microbatches(
@@ -250,8 +231,7 @@ def _hook_microbatches(
     opened.callback(steps.remove)
     _hook_waits(opened, model, waits, has_microbatches=True)
     coupling = coupling_of(model, num_ranks=_rank_and_size()[1], has_microbatches=True)
-    announcer = _MicrobatchAnnouncer(session, hooks, steps, coupling)
-    return _Hooked(session=session, coupling=coupling, steps=steps, announcer=announcer)
+    return session, coupling, steps, _MicrobatchAnnouncer(session, hooks, steps, coupling)
 
 
 def _hook_waits(

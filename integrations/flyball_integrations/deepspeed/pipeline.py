@@ -254,7 +254,21 @@ def attach(
             registration = _registration(engine, schedule, extra_forwards)
             order = order_to_run(registration)
             joining.order = order_text(registration, beside=f", p2p {p2p}{announced_text(options)}")
-            ends = _open_ends(opened, options, engine, job_id)
+            layout = RankLayout(
+                rank=engine.global_rank,
+                stage=engine.stage_id,
+                dp_rank=engine.grid.get_data_parallel_rank(),
+                # DeepSpeed's "model parallel rank" counts the stages too; a slice is a tensor's.
+                tp_rank=engine.grid.get_slice_parallel_rank(),
+            )
+            ends = RankEnds(
+                opened,
+                options,
+                device=engine.device,
+                job_id=job_id,
+                layout=layout,
+                initial_step=engine.global_steps,
+            )
             hooks = ends.device_hooks()
             session = ends.open_session(hooks=hooks)
         with on_all_ranks_or_none():
@@ -316,26 +330,6 @@ def microbatches(
     if is_engines:
         engine.data_iterator = reader
     return reader
-
-
-def _open_ends(
-    opened: ExitStack, options: AttachOptions, engine: PipelineEngine, job_id: str
-) -> RankEnds:
-    layout = RankLayout(
-        rank=engine.global_rank,
-        stage=engine.stage_id,
-        dp_rank=engine.grid.get_data_parallel_rank(),
-        # DeepSpeed's "model parallel rank" counts the stages too; a slice is a tensor's.
-        tp_rank=engine.grid.get_slice_parallel_rank(),
-    )
-    return RankEnds(
-        opened,
-        options,
-        device=engine.device,
-        job_id=job_id,
-        layout=layout,
-        initial_step=engine.global_steps,
-    )
 
 
 def _registration(

@@ -125,11 +125,7 @@ _ENVPIPES: Mapping[str, EnvPipeName] = MappingProxyType(
 
 
 def settings_of(options: Mapping[str, Option]) -> tuple[Setting, ...]:
-    """Return the settings of these planning options, and those that are DeepSpeed's and a rank's.
-
-    Args:
-        options: options of `attach`, by the name of the registered field.
-    """
+    """Return the settings of these planning options, and those of DeepSpeed and a rank."""
     gpus = f"one of {', '.join(gpu_names())}, or a name in the folder {GPU_FOLDER_VARIABLE}"
     special: dict[str, dict[str, Any]] = {
         "gpu": {"form": gpus, "check": _is_gpu_type},

@@ -12,11 +12,7 @@ _TIED_KEY = "tokens"
 
 
 class TiedTokens(nn.Module):  # type: ignore[misc] # torch is not typed here
-    """Common weight of a token embedding and a head; DeepSpeed keeps its copies equal.
-
-    Args:
-        embedding: embedding of the model, which shares the weight.
-    """
+    """Common weight of a token embedding and a head; DeepSpeed keeps its copies equal."""
 
     def __init__(self, embedding: nn.Embedding) -> None:
         super().__init__()

@@ -75,12 +75,7 @@ def _seen_from(stage: int, num_stages: int, num_chunks: int) -> SimpleNamespace:
 
 
 def registration_of(order: Schedule, num_ranks: int) -> JobRegistration:
-    """Return the registration of the pipeline, without planning options.
-
-    Args:
-        order: of all stages.
-        num_ranks: of the job.
-    """
+    """Return the registration of the pipeline, without planning options."""
     registration = JobRegistration(
         num_stages=order.num_stages,
         num_microbatches=order.num_microbatches,

@@ -71,10 +71,6 @@ _TESTED_VERSIONS = "0.14.0, 0.15.3 and 0.16.1"
 def check_names(schedules: Any, *, version: str) -> None:  # noqa: ANN401 - a module without types
     """Check that `megatron.core.pipeline_parallel.schedules` has all names that are used.
 
-    Args:
-        schedules: the module.
-        version: of megatron-core.
-
     Raises:
         ValueError: a name is missing.
     """
@@ -97,13 +93,7 @@ def patch_schedules(
     training: MegatronTraining,
     overrides: Overrides,
 ) -> None:
-    """Wrap every call, forward and backward of Megatron's schedules.
-
-    Args:
-        schedules: `megatron.core.pipeline_parallel.schedules`.
-        training: called around each of them.
-        overrides: restores the functions.
-    """
+    """Wrap every call, forward and backward of Megatron's schedules."""
     wrappers = _Wrappers(training)
     for name in CALLS:
         overrides.set(schedules, name, wrappers.around_call(getattr(schedules, name)))
@@ -226,7 +216,23 @@ def attach(
             order = _order(config, num_microbatches)
             registration = _registration(order)
             joining.order = order_text(registration, beside=announced_text(options))
-            ends = _open_ends(opened, options, config, order, job_id, initial_step=initial_step)
+            layout = RankLayout(
+                rank=torch.distributed.get_rank(),
+                stage=parallel_state.get_pipeline_model_parallel_rank(),
+                dp_rank=parallel_state.get_data_parallel_rank(),
+                tp_rank=parallel_state.get_tensor_model_parallel_rank(),
+                cp_rank=parallel_state.get_context_parallel_rank(),
+            )
+            ends = RankEnds(
+                opened,
+                options,
+                device=_device(),
+                job_id=job_id,
+                layout=layout,
+                initial_step=initial_step,
+                num_chunks=order.num_chunks,
+                has_whole_steps=_has_whole_steps(config),
+            )
             device_hooks = ends.device_hooks()
             session = ends.open_session(hooks=device_hooks)
         with on_all_ranks_or_none():
@@ -401,33 +407,6 @@ def _order(config: Any, num_microbatches: int) -> Schedule:  # noqa: ANN401
 
 def _registration(order: Schedule) -> JobRegistration:
     return registration_of(order, torch.distributed.get_world_size())
-
-
-def _open_ends(
-    opened: ExitStack,
-    options: AttachOptions,
-    config: Any,  # noqa: ANN401 - as above
-    order: Schedule,
-    job_id: str,
-    *,
-    initial_step: int,
-) -> RankEnds:
-    return RankEnds(
-        opened,
-        options,
-        device=_device(),
-        job_id=job_id,
-        layout=RankLayout(
-            rank=torch.distributed.get_rank(),
-            stage=parallel_state.get_pipeline_model_parallel_rank(),
-            dp_rank=parallel_state.get_data_parallel_rank(),
-            tp_rank=parallel_state.get_tensor_model_parallel_rank(),
-            cp_rank=parallel_state.get_context_parallel_rank(),
-        ),
-        initial_step=initial_step,
-        num_chunks=order.num_chunks,
-        has_whole_steps=_has_whole_steps(config),
-    )
 
 
 def _check(config: Any, *, num_microbatches: int, hooks: str) -> None:  # noqa: ANN401 - as above

@@ -103,10 +103,6 @@ def announced_text(options: RankOptions) -> str:
 def check_options(attach: Callable[..., object], options: Mapping[str, object]) -> None:
     """Check that all names are options of `attach`.
 
-    Args:
-        attach: function that received the options.
-        options: the other keyword arguments.
-
     Raises:
         TypeError: A name is not an option; the text names it and the function.
     """

@@ -92,9 +92,6 @@ class LoopLoad(Protocol):
 class KernelLoad:
     """Loops of a persistent kernel on a CUDA device; work in SM cycles.
 
-    Args:
-        device: CUDA device, which is the current device.
-
     Raises:
         Exception: NVRTC cannot be used, or this torch has no access to it.
     """
@@ -151,11 +148,7 @@ class KernelLoad:
 
 
 class ProductLoad:
-    """Loops of one matrix product each, on any device, timed by the host.
-
-    Args:
-        device: Device.
-    """
+    """Loops of one matrix product each, on any device, timed by the host."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

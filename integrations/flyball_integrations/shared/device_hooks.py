@@ -254,12 +254,7 @@ class DeviceHooks:
     def transfer_timer(
         self, session: RankSession, on_transfer: OnTransfer | None = None
     ) -> TransferTimer:
-        """Return the timer of this rank's receives and sends.
-
-        Args:
-            session: of this rank.
-            on_transfer: called with each; None: the session's own.
-        """
+        """Return the timer of this rank's receives and sends."""
         on_transfer = on_transfer or session.on_transfer
         if self._timeline is not None:
             return _StreamTransferTimer(on_transfer, self._timeline)

@@ -30,10 +30,6 @@ def exchange_start(job_id: str, rank: int) -> StartExchange:
     """Return the exchange of this start among the ranks of torch.distributed.
 
     Without it there is one rank, or the launcher's run names the start.
-
-    Args:
-        job_id: the job's name.
-        rank: this rank in the job.
     """
     world = torch.distributed
     if not world.is_available() or not world.is_initialized():

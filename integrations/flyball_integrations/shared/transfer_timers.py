@@ -20,12 +20,7 @@ OnTransfer = Callable[..., None]
 
 
 class TransferTimer:
-    """Timer of transfers that are over when their call returns; it raises nothing into training.
-
-    Args:
-        on_transfer: called at the end of each transfer.
-        clock_s: monotonic time in s.
-    """
+    """Timer of transfers that are over when their call returns; it raises nothing into training."""
 
     def __init__(self, on_transfer: OnTransfer, *, clock_s: Callable[[], float]) -> None:
         self._on_transfer = on_transfer
@@ -57,10 +52,6 @@ class DeviceTransferTimer(TransferTimer):
     It waits only at the end of a step, for the last send: the optimizer's work is launched behind
     it by then, so the GPU continues. After an event that fails, transfers are no longer timed,
     with one line in the log.
-
-    Args:
-        on_transfer: called after a synchronization with the device.
-        make_event: returns an event that can be timed, as `torch.cuda.Event`.
     """
 
     def __init__(self, on_transfer: OnTransfer, *, make_event: Callable[..., Any]) -> None:

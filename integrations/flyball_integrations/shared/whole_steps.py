@@ -17,13 +17,7 @@ STEP = "step"
 
 
 class WholeSteps:
-    """Hooks around the training steps of one rank.
-
-    Args:
-        session: session of the rank.
-        synchronize: waits until the device has finished what was launched on the current stream.
-        inside: returns a context for the inside of each step.
-    """
+    """Hooks around the training steps of one rank."""
 
     def __init__(
         self,
@@ -65,9 +59,6 @@ class WholeStepPlans(PendingPlans):
 
     Of a plan with several clocks in a step, as of another policy than `constant`, a step runs at
     the highest clock: never slower than planned.
-
-    Args:
-        rank_name: job and rank, for the log.
     """
 
     def __init__(self, rank_name: str) -> None:

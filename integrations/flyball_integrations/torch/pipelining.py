@@ -51,7 +51,7 @@ from flyball_integrations.torch.private_schedules import (
     send_at_once,
     stages_of,
 )
-from flyball_integrations.torch.rank_places import ParallelPlace, find_place
+from flyball_integrations.torch.rank_places import find_place
 from flyball_integrations.torch.schedule_patch import SchedulePatch, WaitTimes, check_optimizer
 from flyball_pipeline.schedules.envpipe import default_extra_forwards
 from flyball_wire.messages import JobRegistration
@@ -134,8 +134,18 @@ def attach(
             _check(schedule, optimizer, order=order, extra_forwards=extra_forwards)
             registration, orders = _registration_and_orders(schedule, order, extra_forwards)
             joining.order = order_text(registration, beside=announced_text(options))
-            place = find_place(stages_of(schedule), mesh=device_mesh, given=given)
-            ends = _open_ends(opened, options, schedule, place, job_id, initial_step=initial_step)
+            stages = stages_of(schedule)
+            place = find_place(stages, mesh=device_mesh, given=given)
+            rank, stage = torch.distributed.get_rank(), stages[0].group_rank
+            ends = RankEnds(
+                opened,
+                options,
+                device=stages[0].device,
+                job_id=job_id,
+                layout=RankLayout(rank=rank, stage=stage, **asdict(place)),
+                initial_step=initial_step,
+                num_chunks=len(stages),
+            )
             hooks = ends.device_hooks()
             session = ends.open_session(hooks=hooks)
         with on_all_ranks_or_none():
@@ -265,28 +275,6 @@ def _check(
             f"order={order!r} is 1F1B with more forwards in front, for a Schedule1F1B, not for"
             f" {type(schedule).__name__}"
         )
-
-
-def _open_ends(
-    opened: ExitStack,
-    options: AttachOptions,
-    schedule: PipelineSchedule,
-    place: ParallelPlace,
-    job_id: str,
-    *,
-    initial_step: int,
-) -> RankEnds:
-    stages = stages_of(schedule)
-    rank, stage = torch.distributed.get_rank(), stages[0].group_rank
-    return RankEnds(
-        opened,
-        options,
-        device=stages[0].device,
-        job_id=job_id,
-        layout=RankLayout(rank=rank, stage=stage, **asdict(place)),
-        initial_step=initial_step,
-        num_chunks=len(stages),
-    )
 
 
 def _coupling_of(schedule: PipelineSchedule) -> Coupling:

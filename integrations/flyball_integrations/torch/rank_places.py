@@ -66,12 +66,6 @@ def find_place_without_pipeline(
 ) -> ParallelPlace:
     """Return the place of a rank that is in no pipeline; without a mesh it is all data parallelism.
 
-    Args:
-        parameters: parameters of the model.
-        rank: rank of this process.
-        mesh: mesh of all ranks; None: that of the parameters.
-        given: fields of the place; None: not given.
-
     Raises:
         ValueError: the mesh is not of all ranks.
     """

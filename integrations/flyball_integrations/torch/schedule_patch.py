@@ -41,9 +41,6 @@ class WaitTimes:
     torch waits for a list of transfers without their directions. So waits before a computation
     count as its receive, from the first wait on, and waits after the last computation of a step
     as its send.
-
-    Args:
-        timer: told of each.
     """
 
     def __init__(self, timer: TransferTimer) -> None:

@@ -25,7 +25,6 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.planner_log = path / "planner.log"
-        self.torchrun_log = path / "torchrun.log"
         self.database = path / "planner.sqlite"
         self.profile_csv = path / "profile.csv"
         self.plan_json = path / "plan.json"

@@ -2,7 +2,8 @@
 
 Each rank is a rank session with an emulated GPU, driven by the hooks as a training script
 drives it. No iteration time is given here: time comes from the devices, the
-order of each rank, and the messages it has to wait for.
+order of each rank, and the messages it has to wait for. A message carries the moment it was sent,
+and `run_step` runs the ranks in the order of virtual time, so a clock a rank is enough.
 """
 
 from __future__ import annotations
@@ -14,38 +15,16 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from heapq import heapify, heappop, heappush
 
-from flyball_client.gpu.emulated import EmulatedGpu, EmulatedGpuSettings, EmulatedNode
+from flyball_client.gpu.emulated import EmulatedGpu, EmulatedGpuSettings, EmulatedNode, LeapingClock
 from flyball_client.session.active_plan import compile_plan
 from flyball_client.session.rank_session import RankSession
+from flyball_pipeline.instruction import GIVE_GRADIENT
 from flyball_profiles.stage_profile import StageProfile
 from flyball_wire.measurements import StepMeasurement
 from flyball_wire.plans.rank_plan import rank_plan
 
-
-class RankClock:
-    """EmulationClock that the rank moves itself, so that minutes of training take no time.
-
-    A message carries the moment it was sent, and `run_step` runs the ranks in the order of virtual
-    time. A clock a rank is therefore enough.
-    """
-
-    def __init__(self) -> None:
-        self._now_s = 0.0
-
-    def now_s(self) -> float:
-        """Virtual seconds since the run began."""
-        return self._now_s
-
-    def sleep_until(self, deadline_s: float) -> None:
-        """Move to that moment, if it is later."""
-        self._now_s = max(self._now_s, deadline_s)
-
-
 Order = tuple[tuple[str, int], ...]
 """A rank's instructions as kind and microbatch, in the order of execution."""
-
-# What gives the stage before its gradient, and what only the stage itself waits for.
-_GIVES_GRADIENT = frozenset({"backward", "backward_input"})
 
 _Channel = tuple[int, int, int]
 """Pipeline, sending stage and receiving stage."""
@@ -60,22 +39,14 @@ class EmulatedDeadlockError(Exception):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class EmulatedRank:
-    """One rank of one pipeline.
-
-    Attributes:
-        pipeline: the data-parallel pipeline it belongs to, from 0.
-        stage: of the pipeline.
-        order: what it runs in a step.
-        gpu: of the session.
-        clock: its GPU's and its session's.
-    """
+    """One rank of one pipeline."""
 
     pipeline: int
     stage: int
     order: Order
     session: RankSession
     gpu: EmulatedGpu
-    clock: RankClock
+    clock: LeapingClock
 
 
 @contextmanager
@@ -108,7 +79,7 @@ def planned_ranks(
     ranks: list[EmulatedRank] = []
     with ExitStack() as opened:
         for stage, of_stage in enumerate(stages):
-            clock = RankClock()
+            clock = LeapingClock()
             gpu = EmulatedGpu(
                 profile,
                 stage,
@@ -316,6 +287,6 @@ def _neighbours(kind: str, stage: int, num_stages: int) -> tuple[int | None, int
     after = stage + 1 if stage < num_stages - 1 else None
     if kind == "forward":
         return before, after
-    if kind in _GIVES_GRADIENT:
+    if kind in GIVE_GRADIENT:
         return after, before
     return None, None

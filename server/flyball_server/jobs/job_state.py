@@ -18,7 +18,7 @@ class JobInput(StrEnum):
 
 
 # Reconcilers ignore what such a job measures.
-OVER = frozenset({JobState.ENDED, JobState.EXPIRED})
+OVER = frozenset(state for state in JobState if state.is_over)
 # The duration of its instructions is unknown so far.
 UNPROFILED = frozenset({JobState.AWAITING_PROFILE, JobState.PROFILING})
 _LIVING = frozenset(JobState) - OVER

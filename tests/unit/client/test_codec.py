@@ -91,10 +91,16 @@ def gpu_conditions() -> st.SearchStrategy[GpuConditions]:
     )
 
 
+_OBJECTS: dict[Any, st.SearchStrategy[Any]] = {}
+
+
 def objects_of(wire_type: Any) -> st.SearchStrategy[Any]:  # noqa: ANN401 - any wire type
     """Instances of a wire type, all fields drawn."""
-    hints = get_type_hints(wire_type)
-    return st.builds(wire_type, **{f.name: values_of(hints[f.name]) for f in fields(wire_type)})
+    if wire_type not in _OBJECTS:
+        hints = get_type_hints(wire_type)
+        of_fields = {field.name: values_of(hints[field.name]) for field in fields(wire_type)}
+        _OBJECTS[wire_type] = st.builds(wire_type, **of_fields)
+    return _OBJECTS[wire_type]
 
 
 @pytest.mark.parametrize("wire_type", WIRE_TYPES)

@@ -3,7 +3,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ from flyball_client.governor import shared_state as word
 from flyball_client.governor.config import GovernorConfig, spawn_governor
 from flyball_client.governor.process_watch import ProcessIdentity
 from flyball_client.governor.shared_state import SharedState
-from flyball_client.gpu._base import GpuAddress, SmClockRange
+from flyball_client.gpu._base import GpuAddress
 
 
 @pytest.fixture
@@ -47,32 +46,11 @@ def new_config(shared_state: SharedState, tmp_path: Path) -> Iterator[NewConfig]
 
 
 TOKEN = "header.claims.signature"  # noqa: S105 - nobody's
-ADDRESSES = [
-    GpuAddress(control="nvml", uuid="GPU-1"),
-    GpuAddress(
-        control="nvml",
-        uuid="GPU-1",
-        return_range=SmClockRange(lowest_mhz=210, highest_mhz=1410),
-    ),
-    GpuAddress(control="zeusd", uuid="GPU-1", endpoint="/run/zeusd/zeusd.sock", token=TOKEN),
-]
+ADDRESS = GpuAddress(control="zeusd", uuid="GPU-1", endpoint="/run/zeusd/zeusd.sock", token=TOKEN)
 
 
-@pytest.mark.parametrize("address", ADDRESSES)
-def test_what_is_written_is_read_again_and_a_text_of_it_shows_no_token(
-    address: GpuAddress, new_config: NewConfig
-) -> None:
-    plain = new_config(address)
-    own = ProcessIdentity.own()
-    for config in (
-        plain,
-        replace(plain, launcher=None),
-        replace(plain, record_fd=9, active=own),
-    ):
-        text = config.to_json()
-        assert "\n" not in text
-        assert GovernorConfig.from_json(text + "\n") == config
-        assert TOKEN not in repr(config)
+def test_a_text_of_it_shows_no_token(new_config: NewConfig) -> None:
+    assert TOKEN not in repr(new_config(ADDRESS))
 
 
 def test_a_governor_has_its_own_session_and_only_what_it_needs(
@@ -104,7 +82,7 @@ def test_a_governor_has_its_own_session_and_only_what_it_needs(
 def test_what_cannot_be_started_leaves_no_descriptor_open(
     new_config: NewConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = new_config(ADDRESSES[0])
+    config = new_config(ADDRESS)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))
     before = len(list(Path("/proc/self/fd").iterdir()))
     with pytest.raises(FileNotFoundError, match="no-python"):

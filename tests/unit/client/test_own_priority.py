@@ -10,7 +10,7 @@ import pytest
 _CHILD = """
 import os
 from pathlib import Path
-from flyball_client.governor.own_priority import set_own_niceness
+from flyball_client.own_priority import set_own_niceness
 
 set_own_niceness(os.getpriority(os.PRIO_PROCESS, 0) + 7, timeout_s=5.0)
 print(os.getpriority(os.PRIO_PROCESS, 0), Path("/proc/self/autogroup").read_text())

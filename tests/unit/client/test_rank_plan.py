@@ -40,7 +40,6 @@ def bound_of(plan: RankPlan) -> int:
     return most_bytes(
         len(plan.instructions),
         num_clocks=len(plan.sm_clocks_mhz),
-        num_times=len(plan.planned_times_s or ()),
         num_requests=len(plan.requests),
         num_rows=len(plan.cycle_rows),
         cycle_length=len(plan.cycle),
@@ -61,20 +60,15 @@ def test_what_was_planned_arrives_and_takes_no_more_than_the_bound(
     rows = random_instructions(num, clocks_mhz, chance)
     distinct = [tuple(chance.choices(clocks_mhz, k=num)) for _ in range(num_rows)]
     cycle_mhz = chance.choices(distinct, k=2 * num_rows) if distinct else []
-    times_s = {(kind, chunk, mhz): chance.random() for kind, _, mhz, chunk in rows}
     requests = tuple((i + 1, i, chance.random() * 1e-5) for i in range(num))
-    plan = plan_of(*rows, cycle_mhz=cycle_mhz, planned_times_s=times_s)
+    plan = plan_of(*rows, cycle_mhz=cycle_mhz)
     received = decode(RankPlan, json.loads(json.dumps(encode(plan))))
     assert received == plan
     compiled = compile_plan(received, stage=0, supported_mhz=())
     columns = (compiled.kinds, compiled.microbatches, compiled.sm_clocks_mhz, compiled.chunks)
     assert list(zip(*columns, strict=True)) == rows
     assert list(compiled.cycle_mhz or ()) == cycle_mhz
-    assert {
-        (plan.kinds[kind], chunk, plan.sm_clocks_mhz[clock]): time_s
-        for kind, chunk, clock, time_s in plan.planned_times_s or ()
-    } == times_s
-    with_requests = plan_of(*rows, cycle_mhz=cycle_mhz, planned_times_s=times_s, requests=requests)
+    with_requests = plan_of(*rows, cycle_mhz=cycle_mhz, requests=requests)
     assert num_bytes(with_requests) <= bound_of(with_requests)
 
 
@@ -87,7 +81,6 @@ def test_the_largest_plan_of_a_rank_fits(changes: dict[str, Any]) -> None:
     plan = plan_of(
         *rows,
         cycle_mhz=cycle_mhz,
-        planned_times_s={(kind, chunk, mhz): 1 / 3e5 for kind, _, mhz, chunk in rows},
         requests=() if cycle_mhz else tuple((i + 1, i, i / 3e5) for i in range(num)),
     )
     assert num_bytes(plan) <= bound_of(plan) <= MAX_PART_BYTES

@@ -266,7 +266,7 @@ def test_an_error_is_told_in_one_line(zeusd: FalseZeusd, open_gpu: Open) -> None
         (500, b'{"errors": {"0": "Unknown", "1": "Lost"}}', "answered 500: Unknown; Lost; see"),
         (500, b"", "answered 500: Internal Server Error; see zeusd's log"),
         (503, b"<html>\n\n <b>busy</b>\r\n</html>", "503: <html> <b>busy</b> </html>; see"),
-        (500, b"\xff\x00\x1b[31m", "answered 500: \ufffd [31m; see"),
+        (500, b"\xff\x00\x1b[31m", "answered 500: \ufffd??[31m; see"),
         (500, b"x" * (3 << 20), "answered 500: xxx"),
     )
     for status, body, told in answers:

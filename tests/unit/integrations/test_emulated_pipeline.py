@@ -12,6 +12,7 @@ from flyball_client.gpu.emulated import (
     EmulatedGpu,
     EmulatedGpuSettings,
     EmulatedNode,
+    LeapingClock,
     RandomTime,
 )
 from flyball_client.session.active_plan import compile_plan
@@ -20,7 +21,6 @@ from flyball_lab.emulation.emulated_pipeline import (
     EmulatedDeadlockError,
     EmulatedRank,
     Order,
-    RankClock,
     run_step,
 )
 from flyball_pipeline.instruction import InstructionKind
@@ -76,7 +76,7 @@ def pipelines(
     node = EmulatedNode()
     for pipeline in range(num_pipelines):
         for stage, of_stage in enumerate(orders):
-            clock = RankClock()
+            clock = LeapingClock()
             gpu = EmulatedGpu(
                 profile(len(orders)),
                 stage,

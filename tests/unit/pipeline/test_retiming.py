@@ -181,7 +181,7 @@ def test_refuses_what_it_cannot_retime() -> None:
         small_pipeline(1, 16_501).retimed()
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.data())
 def test_no_step_is_late_or_takes_more_energy_than_at_the_highest_clocks(
     data: st.DataObject,
@@ -207,7 +207,7 @@ def test_no_step_is_late_or_takes_more_energy_than_at_the_highest_clocks(
         assert cost_j(pipeline, clocks, factors) <= cost_j(pipeline, highest, factors)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.data(), st.integers(0, 2**32))
 def test_whatever_the_delays_are_a_step_is_late_only_as_the_highest_clocks_are(
     data: st.DataObject, seed: int
@@ -249,7 +249,7 @@ def test_whatever_the_delays_are_a_step_is_late_only_as_the_highest_clocks_are(
         assert end_s <= max(deadline_s, worst_s) * EXACT
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.data(), st.integers(0, 2**32))
 def test_the_latest_end_bounds_every_order_of_delays(data: st.DataObject, seed: int) -> None:
     pipeline = data.draw(pipelines())
@@ -315,7 +315,7 @@ def test_no_step_of_any_order_is_late(name: str) -> None:
         assert min(clocks) < HIGHEST
 
 
-@settings(deadline=None, max_examples=75)
+@settings(max_examples=75)
 @given(st.data(), st.integers(0, 2**32))
 def test_segments_between_meetings_keep_their_deadlines_whatever_the_waits_are(
     data: st.DataObject, seed: int

@@ -229,21 +229,29 @@ def test_with_low_effort_too_the_best_of_81_plans_is_found() -> None:
     assert make_plan(request).plan.predicted.energy_j == pytest.approx(67.056, abs=0.001)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(enumerable_models(), st.data())
 def test_without_any_search_the_plan_of_a_tiny_pipeline_is_the_best_of_all(
     model: PipelineModel, data: st.DataObject
 ) -> None:
     late = replace(model, transitions=delays(0.0, 0.0))
     every = LateClockSimulator(late).run(every_choice(model))
-    deadline_s = data.draw(st.sampled_from(sorted(every.iteration_time_s.tolist())))
+    times_s = sorted(every.iteration_time_s.tolist())
     solver = DeadlineSolver(model)
-    plan = solver.plan(solver.relax(max(deadline_s, solver.fastest_time_s)), num_steps=0)
+    assert solver.fastest_time_s == pytest.approx(times_s[0])
+    # At the very times of plans, and between them.
+    deadline_s = data.draw(st.sampled_from(times_s)) + data.draw(st.sampled_from([0.0, 0.03]))
+    deadline_s = max(deadline_s, solver.fastest_time_s)
+    plan = solver.plan(solver.relax(deadline_s), num_steps=0)
     in_time = every.iteration_time_s <= deadline_s * (1 + ROUNDING)
-    assert plan.energy_j == pytest.approx(float(every.total_energy_j[in_time].min()), rel=ROUNDING)
+    best_j = float(every.total_energy_j[in_time].min())
+    assert plan.energy_j == pytest.approx(best_j, rel=ROUNDING)
+    assert plan.lower_bound_j <= best_j * (1 + ROUNDING)
+    assert plan.iteration_time_s <= deadline_s
+    assert time_and_energy(model, plan.assignment) == (plan.iteration_time_s, plan.energy_j)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(enumerable_models(), st.data())
 def test_late_plans_of_tiny_pipelines_are_the_best_of_all_and_the_bound_is_below_all_of_them(
     model: PipelineModel, data: st.DataObject

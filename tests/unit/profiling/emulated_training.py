@@ -17,7 +17,7 @@ from flyball_pipeline.instruction import InstructionKind
 from flyball_pipeline.paths import earliest_finish_s
 from flyball_pipeline.schedule import Schedule
 from flyball_profiles.stage_profile import StageProfile
-from flyball_server.profiling.moves import Finished, Move, Probe, Refused, next_move
+from flyball_server.profiling.moves import Finished, KeepWatching, Move, Probe, Refused, next_move
 from flyball_server.profiling.observations import (
     InstructionTimes,
     ProbedVersion,
@@ -154,10 +154,12 @@ def _rows(
             chunk=chunk,
             sm_clock_mhz=mhz,
             count=len(values),
-            mean_s=float(np.mean(values)),
-            variance_s2=float(np.var(values, ddof=1)) if len(values) > 1 else 0.0,
+            mean_s=mean_s,
+            # numpy takes ten times as long for a few values.
+            variance_s2=sum((value - mean_s) ** 2 for value in values) / max(len(values) - 1, 1),
         )
         for (_, kind, chunk, mhz), values in rows.items()
+        for mean_s in [sum(values) / len(values)]
     )
 
 
@@ -197,10 +199,14 @@ def profile_online(
     random = np.random.default_rng(seed + 1)
     versions: list[ProbedVersion] = []
     observed: list[StageStep] = []
+    next_look = 0
     for step in range(max_steps):
         newest = versions[-1] if versions else None
-        if newest is None or (newest.first_step is not None and newest.first_step < step):
+        begun = newest is None or (newest.first_step is not None and newest.first_step < step)
+        if begun and step >= next_look:
             move = next_move(setup, versions, observed)
+            if isinstance(move, KeepWatching):
+                next_look = step + move.num_steps
             if isinstance(move, (Finished, Refused)):
                 return ProfilingRun(last=move, versions=tuple(versions), observed=tuple(observed))
             if isinstance(move, Probe):

@@ -32,7 +32,7 @@ def end_s(dag: ArrayDag, durations_s: NDArray[np.float64]) -> float:
     allowed=st.floats(0.0, 0.5),
     seed=st.integers(0, 99),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_no_step_is_longer_than_its_deadline(
     model: PipelineModel, factors: list[float], allowed: float, seed: int
 ) -> None:

@@ -111,6 +111,7 @@ def test_too_few_runs_save_nothing() -> None:
 
 
 @needs_shared_data
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "saving_percent"),
     [

@@ -164,6 +164,7 @@ def test_steps_with_late_changes_keep_the_time_of_the_highest_clocks() -> None:
     assert settled.one_clock == pytest.approx(at_once.one_clock)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_shared", [False, True])
 def test_a_reserve_is_chosen_on_other_steps_and_keeps_the_time(is_shared: bool) -> None:
     steps = steps_of(pipelines_text(30))
@@ -172,8 +173,10 @@ def test_a_reserve_is_chosen_on_other_steps_and_keeps_the_time(is_shared: bool) 
     assert chosen_reserves(steps[1::2], error, 5)[1] != odd
     assert sum(even) > 0 and sum(odd) > 0
     # Reserve of the even steps does not depend on them.
-    changed = tuple(steps_of(pipelines_text(30, seed=9))[n] if n % 2 == 0 else each
-                    for n, each in enumerate(steps))  # fmt: skip
+    others = steps_of(pipelines_text(30, seed=9))
+    changed = tuple(
+        each if n % 2 else other for n, (each, other) in enumerate(zip(steps, others, strict=True))
+    )
     assert chosen_reserves(changed, error, 5)[0] == even
     replayed = replay_steps(steps, error=error)
     without = list(planned_steps(steps, error, [NO_RESERVE] * len(steps), 0))

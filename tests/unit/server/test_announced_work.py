@@ -5,14 +5,14 @@ from __future__ import annotations
 import itertools
 import random
 from dataclasses import replace
+from functools import cache
 from statistics import fmean, pstdev
 from typing import Any
 
 import pytest
 from tests.planner.one_rank import store_measurements
 from tests.planner.sample_plans import frequency_plan
-from tests.planner.samples import MOMENT, job_spec
-from tests.planner.stores import opened_store
+from tests.planner.samples import job_spec
 from tests.planner.use_cases import put_profile, register_job
 from tests.planner.working_ranks import Lengths, WorkingRanks, WorkingStep
 
@@ -52,6 +52,8 @@ from flyball_wire.messages import JobState
 from flyball_wire.plan_options import Policy
 from flyball_wire.savings import MeasuredSavings
 
+pytestmark = pytest.mark.slow
+
 NUM_STAGES, NUM_MICROBATCHES, NUM_PIPELINES = 2, 6, 3
 TRUE = {
     (0, "forward"): WorkCoefficients(0.10, 2.0e-4, 1.0e-8),
@@ -61,12 +63,13 @@ TRUE = {
 }
 
 
-def profile(num_stages: int = NUM_STAGES) -> StageProfile:
+@cache
+def profile(num_stages: int = NUM_STAGES, *, forward_s: float = 0.05) -> StageProfile:
     """Forward 0.05 s and backward 0.1 s at 1400 MHz; slow clocks save."""
     rows = (
         f"{stage},{kind},{mhz},{time_s * 1400 / mhz:.6f},{300 * time_s * (mhz / 1400) ** 1.5:.4f}"
         for stage in range(num_stages)
-        for kind, time_s in (("forward", 0.05), ("backward", 0.1))
+        for kind, time_s in (("forward", forward_s), ("backward", 2 * forward_s))
         for mhz in range(1400, 900, -50)
     )
     return parse_stage_profile("stage,instruction,frequency,time,energy\n" + "\n".join(rows))
@@ -75,11 +78,6 @@ def profile(num_stages: int = NUM_STAGES) -> StageProfile:
 def lengths_of(chance: random.Random, num_microbatches: int = NUM_MICROBATCHES) -> Lengths:
     """Two sequences a microbatch, of some 4000 tokens together."""
     return [[chance.lognormvariate(7.5, 0.4) for _ in range(2)] for _ in range(num_microbatches)]
-
-
-@pytest.fixture
-def services() -> JobServices:
-    return JobServices(store=opened_store(), notify_pollers=lambda _: None, now=lambda: MOMENT)
 
 
 def job(services: JobServices, changes: dict[str, Any] | None = None, **ranks: Any) -> WorkingRanks:  # noqa: ANN401
@@ -246,8 +244,8 @@ def test_slow_gpus_are_found_where_steps_get_no_plans_of_their_own(services: Job
     measured(working, 17)
     working.slowdowns = {2: 1.3}
     detects = StragglerReconciler()
-    for _ in range(60):
-        working.run(1)
+    for _ in range(12):
+        working.run(5)
         detects(services, "job")
     assert [slowed.rank for slowed in loop_state(services).detected] == [2]
 
@@ -384,25 +382,12 @@ def test_one_microbatch_a_step_is_measured_in_more_steps(services: JobServices) 
 def test_profiles_that_are_replaced_are_fitted_anew(services: JobServices) -> None:
     working = job(services)
     measured(working)
-    twice = profile()
-    put_profile(services, "job", parse_stage_profile(slower_csv()))
-    assert twice != profile(3)
+    put_profile(services, "job", profile(forward_s=0.1))
     working.take()
     part = working.parts[0].pipeline
     assert part is not None
     assert part.coefficients == ()
     assert [step.clocks_mhz for step in working.run(2)] == [{1400}] * 2
-
-
-def slower_csv() -> str:
-    """A profile of twice the times."""
-    rows = (
-        f"{stage},{kind},{mhz},{2 * time_s * 1400 / mhz:.6f},{600 * time_s * (mhz / 1400) ** 1.5}"
-        for stage in range(NUM_STAGES)
-        for kind, time_s in (("forward", 0.05), ("backward", 0.1))
-        for mhz in range(1400, 900, -50)
-    )
-    return "stage,instruction,frequency,time,energy\n" + "\n".join(rows)
 
 
 def test_a_job_that_ends_to_announce_follows_one_plan_again(services: JobServices) -> None:
@@ -412,8 +397,8 @@ def test_a_job_that_ends_to_announce_follows_one_plan_again(services: JobService
     working.announced = lambda _: None
     version = working.newest
     # Of a version without announced work; its own timed steps are over.
-    put_profile(services, "job", parse_stage_profile(slower_csv()))
-    working.profile = parse_stage_profile(slower_csv())
+    working.profile = profile(forward_s=0.1)
+    put_profile(services, "job", working.profile)
     working.take()
     assert working.newest == version + 1
     measured(working, 18)
@@ -522,8 +507,8 @@ def test_drifted_times_give_ranks_other_factors(services: JobServices) -> None:
     version = working.newest
 
     def run(num_steps: int) -> None:
-        for _ in range(num_steps):
-            working.run(1)
+        for _ in range(num_steps // 10):
+            working.run(10)
             drift(services, "job")
             PlanReconciler()(services, "job")
 

@@ -26,7 +26,6 @@ from flyball_server.jobs.errors import (
     UnknownPlanError,
     UnknownRankError,
 )
-from flyball_server.jobs.loop_state import JobLoopState
 from flyball_server.jobs.measurements import measurements
 from flyball_server.jobs.measurements.measurements import (
     FEWEST_KEPT_STEPS,
@@ -36,7 +35,6 @@ from flyball_server.jobs.measurements.measurements import (
     list_steps,
     store_together,
 )
-from flyball_server.jobs.planning_inputs import PlanningInputs, RankSlowdown
 from flyball_server.jobs.registry.inspection import get_job
 from flyball_server.jobs.registry.registration import register_together
 from flyball_server.jobs.step_records import StepDetail
@@ -112,7 +110,7 @@ def test_a_post_of_an_unknown_rank_does_not_lose_the_others_steps(services: Serv
 def rendering(rendered: list[RankPlan]) -> RankPlans:
     def render(part: RankPlan) -> bytes:
         rendered.append(part)
-        return f"{part.version} {part.stage} {part.planned_times_s}".encode()
+        return f"{part.version} {part.stage}".encode()
 
     return RankPlans(render)
 
@@ -133,11 +131,6 @@ def test_ranks_of_a_stage_share_a_part_that_is_rendered_once_and_again_when_it_c
     acknowledge_together(services.jobs, "job", [held(rank) for rank in range(4)])
     ask(services, plans, 0)
     assert [(part.stage, part.first_step) for part in rendered] == [(0, None), (1, None), (0, 10)]
-    planned_inputs = PlanningInputs(rank_slowdowns=(RankSlowdown(rank=2, slowdown=2.0),))
-    with services.jobs.store.writing("job") as writer:
-        writer.save_loop_state(JobLoopState(job_id="job", planned_inputs=planned_inputs))
-    of_rank_0, of_rank_2 = ask(services, plans, 0, 2)
-    assert of_rank_0 != of_rank_2, "one is slow and gets times of its own"
 
 
 def test_a_part_that_cannot_be_made_costs_the_others_nothing(services: Services) -> None:

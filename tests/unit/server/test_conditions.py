@@ -11,8 +11,7 @@ from types import SimpleNamespace
 import pytest
 from tests.planner.one_rank import acknowledge, register_rank, store_measurements
 from tests.planner.running import two_stages
-from tests.planner.samples import MOMENT, job_spec, rank_record, step_record
-from tests.planner.stores import opened_store
+from tests.planner.samples import MOMENT, job_services, job_spec, rank_record, step_record
 from tests.planner.use_cases import change_target, put_profile, register_job
 
 from flyball_profiles.gpu_conditions import GpuConditions
@@ -34,7 +33,6 @@ from flyball_server.jobs.reconcile.plans import PlanReconciler
 from flyball_server.jobs.reconcile.probes import ProbeReconciler
 from flyball_server.jobs.registry.inspection import get_job, get_plan, get_profile, notes
 from flyball_server.jobs.registry.launch import Launch
-from flyball_server.jobs.services import JobServices
 from flyball_server.views.job_power import get_power
 from flyball_wire.measurements import MeasurementBatch, StepMeasurement
 from flyball_wire.messages import JobState, Profiling
@@ -67,9 +65,7 @@ class Conditioned:
 
     def __init__(self, profile: StageProfile | None = None, **options: object) -> None:
         self.now = MOMENT
-        self.services = JobServices(
-            store=opened_store(), notify_pollers=lambda _: None, now=lambda: self.now
-        )
+        self.services = job_services(now=lambda: self.now)
         self.options: dict[str, object] = {"effort": "low", "emulated": False} | options
         register_job(self.services, "job", job_spec(**self.options))
         if profile is not None:

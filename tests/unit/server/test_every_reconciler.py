@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tests.planner.one_rank import acknowledge, register_rank, store_posts
-from tests.planner.samples import job_spec, rank_record, step_record
-from tests.planner.stores import opened_store
+from tests.planner.samples import job_services, job_spec, rank_record, step_record
 from tests.planner.use_cases import put_profile, register_job
 from tests.unit.planning.tiny_pipelines import EXPLICIT_SCHEDULE, any_contexts, any_shapes
 
 from flyball_server.jobs.errors import JobsError
 from flyball_server.jobs.measurements.measurements import RankPost
 from flyball_server.jobs.reconcile import all_reconcilers
-from flyball_server.jobs.registry.inspection import get_job, get_plan
+from flyball_server.jobs.registry.inspection import get_plan
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.step_records import StepDetail
 from flyball_server.jobs.versions.rank_plans import rank_instructions
-from flyball_server.planning.planner import make_plan_only
 from flyball_wire.messages import Adaptation, Profiling
 
 pytestmark = pytest.mark.slow
@@ -38,12 +34,24 @@ def reconcile(services: JobServices) -> None:
 
 def newest_version(services: JobServices) -> int | None:
     """Version that the ranks run, if the job has one."""
-    return get_job(services, JOB).newest_version
+    with services.store.reading() as reader:
+        newest = reader.newest_version(JOB)
+    return None if newest is None else newest.version
 
 
 def post_step(services: JobServices, step: int, num_ranks: int, data: st.DataObject) -> None:
     """Post a step of all ranks, on the newest version or on none."""
     version = newest_version(services) if data.draw(st.booleans()) else None
+    rows: dict[int, list[tuple[str, int, int]]] = {}
+    if version is not None:
+        plan = get_plan(services, JOB, version).plan
+        with services.store.reading() as reader:
+            of_ranks = reader.list_ranks(JOB)
+        rows = {
+            of.rank: sorted({(str(each.kind), each.chunk, each.frequency_mhz) for each in planned})
+            for of in of_ranks
+            for planned in [rank_instructions(plan, of)]
+        }
     posts: list[RankPost] = []
     for rank in range(num_ranks):
         record = step_record(
@@ -56,13 +64,7 @@ def post_step(services: JobServices, step: int, num_ranks: int, data: st.DataObj
         )
         details = []
         if version is not None:
-            with services.store.reading() as reader:
-                (of_rank,) = (each for each in reader.list_ranks(JOB) if each.rank == rank)
-            rows = {
-                (str(item.kind), item.chunk, item.frequency_mhz)
-                for item in rank_instructions(get_plan(services, JOB, version).plan, of_rank)
-            }
-            by_clock = tuple((*row, 1, 0.1 + 0.05 * step % 0.3, 0.0) for row in sorted(rows))
+            by_clock = tuple((*row, 1, 0.1 + 0.05 * step % 0.3, 0.0) for row in rows[rank])
             details = [StepDetail(job_id=JOB, rank=rank, step=step, by_clock=by_clock)]
         posts.append(RankPost(rank=rank, steps=(record,), details=tuple(details)))
     store_posts(services, posts)
@@ -78,12 +80,7 @@ def test_no_reconciler_fails(data: st.DataObject) -> None:
     shape = data.draw(SHAPES)
     schedule, num_stages, _, num_microbatches = shape
     context = data.draw(any_contexts(shape, most_points=2))
-    services = JobServices(
-        store=opened_store(),
-        notify_pollers=lambda _: None,
-        now=lambda: datetime(2026, 11, 21, 12, 0, tzinfo=UTC),
-        planner=make_plan_only,
-    )
+    services = job_services()
     is_online = data.draw(st.booleans())
     adaptation = data.draw(st.sampled_from(Adaptation))
     is_raised = adaptation == Adaptation.RECONFIGURE  # for policy envelope and its one target only

@@ -15,12 +15,12 @@ from tests.planner.one_rank import acknowledge, register_rank, store_measurement
 from tests.planner.samples import (
     MOMENT,
     CountingPlanner,
+    job_services,
     job_spec,
     profile,
     rank_record,
     step_record,
 )
-from tests.planner.stores import TemporaryJobStore
 from tests.planner.use_cases import change_target, put_profile, register_job
 
 from flyball_server.jobs.errors import (
@@ -66,15 +66,7 @@ class Life:
     services: JobServices = field(init=False)
 
     def __post_init__(self) -> None:
-        store = TemporaryJobStore()
-        store.open()
-        self.services = JobServices(
-            store=store,
-            notify_pollers=lambda job_id: None,
-            planner=CountingPlanner(),
-            now=lambda: self.now,
-            life=LIFE,
-        )
+        self.services = job_services(planner=CountingPlanner(), now=lambda: self.now, life=LIFE)
 
     def register(self, spec: JobSpec | None = None, launch: Launch = FIRST) -> bool:
         return register_job(self.services, "job", spec or job_spec(), launch)[1]

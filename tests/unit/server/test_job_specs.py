@@ -8,10 +8,11 @@ import pytest
 from tests.planner.samples import job_record, job_spec
 from tests.planner.stores import TemporaryJobStore
 
+from flyball_pipeline.instruction import MAX_NUM_MICROBATCHES
 from flyball_profiles.gpu_windows import load_gpu_window
 from flyball_server.jobs.errors import InvalidFieldError
 from flyball_server.jobs.registry.spec_checks import check_spec
-from flyball_wire.messages import MAX_MICROBATCHES, MAX_RANKS, MAX_STAGES
+from flyball_wire.messages import MAX_RANKS, MAX_STAGES
 from flyball_wire.orders import OtherOrder
 
 ONE = (("forward", 0), ("backward", 0))
@@ -52,7 +53,11 @@ def test_a_job_out_of_bounds_names_its_field(changes: dict[str, Any], field: str
 def test_the_bounds_themselves_are_allowed() -> None:
     for changes in (
         {"num_stages": 1, "num_ranks": 1, "num_microbatches": 1, "blocking_power_w": (0.0,)},
-        {"num_stages": MAX_STAGES, "num_ranks": MAX_RANKS, "num_microbatches": MAX_MICROBATCHES},
+        {
+            "num_stages": MAX_STAGES,
+            "num_ranks": MAX_RANKS,
+            "num_microbatches": MAX_NUM_MICROBATCHES,
+        },
         {"blocking_power_w": (1.0, 2.0), **MEMORY},
     ):
         check_spec(job_spec(**changes), load_gpu_window)

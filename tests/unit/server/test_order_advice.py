@@ -8,8 +8,7 @@ from threading import Semaphore
 import pytest
 from tests.planner.one_rank import register_rank
 from tests.planner.running import NUM_MICROBATCHES, two_stages
-from tests.planner.samples import MOMENT, job_spec, rank_record
-from tests.planner.stores import opened_store
+from tests.planner.samples import job_services, job_spec, rank_record
 from tests.planner.use_cases import put_profile, register_job
 
 from flyball_server.jobs.errors import InvalidFieldError
@@ -19,7 +18,6 @@ from flyball_server.jobs.reconcile import order_advice
 from flyball_server.jobs.reconcile.order_advice import OrderAdviceReconciler
 from flyball_server.jobs.reconcile.plans import PlanReconciler
 from flyball_server.jobs.registry.inspection import get_job, notes
-from flyball_server.jobs.services import JobServices
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.order_advice import advise_order
 from flyball_server.views.report import get_report
@@ -36,9 +34,7 @@ class Compared:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **options: object) -> None:
         self.num_solved = 0
         monkeypatch.setattr(order_advice, "advise_order", self._advised)
-        self.services = JobServices(
-            store=opened_store(), notify_pollers=lambda _: None, now=lambda: MOMENT
-        )
+        self.services = job_services()
         given = {"effort": "low", "other_orders": ORDERS} | options
         self.spec: JobSpec = job_spec(num_microbatches=NUM_MICROBATCHES, **given)
         register_job(self.services, "job", self.spec)

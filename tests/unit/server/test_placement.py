@@ -9,8 +9,7 @@ from types import SimpleNamespace
 import pytest
 from tests.planner.one_rank import register_rank
 from tests.planner.running import two_stages
-from tests.planner.samples import MOMENT, job_spec, rank_record
-from tests.planner.stores import opened_store
+from tests.planner.samples import job_services, job_spec, rank_record
 from tests.planner.use_cases import put_profile, register_job
 
 from flyball_profiles.clock_transitions import ClockTransitions
@@ -21,7 +20,6 @@ from flyball_server.jobs.findings.placement import SHORTEST_PERIOD_S, PlacementR
 from flyball_server.jobs.planning_inputs import MeasuredDelays
 from flyball_server.jobs.reconcile.plans import PlanReconciler
 from flyball_server.jobs.registry.inspection import get_job, get_plan
-from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.wanted.request import with_measured_delays
 from flyball_server.planning.policies.frontier import within_calls
 from flyball_server.planning.request_options import clock_transitions
@@ -36,9 +34,7 @@ class Placed:
     """A job of two stages and two pipelines, whose ranks register one after the other."""
 
     def __init__(self, **options: object) -> None:
-        self.services = JobServices(
-            store=opened_store(), notify_pollers=lambda _: None, now=lambda: MOMENT
-        )
+        self.services = job_services()
         options = {"gpu": "a100", "effort": "low"} | options
         register_job(self.services, "job", job_spec(num_ranks=2 * NUM_PIPELINES, **options))
         put_profile(self.services, "job", two_stages())

@@ -9,8 +9,6 @@ from tests.planner.one_rank import acknowledge, get_first_step, newer_plan, regi
 from tests.planner.samples import CountingPlanner, Services, job_spec, profile, rank_record
 from tests.planner.use_cases import put_profile, register_job
 
-from flyball_server.jobs.loop_state import JobLoopState
-from flyball_server.jobs.planning_inputs import PlanningInputs, RankSlowdown
 from flyball_server.jobs.registry.inspection import get_job, list_plans
 from flyball_server.jobs.step_records import StepDetail
 from flyball_server.jobs.versions.plan_versions import margin_steps
@@ -198,23 +196,6 @@ def test_versions_get_first_steps_in_order(events: list[tuple[int, int, int, str
         assert all(record.acknowledged_version == version for record in ranks)
         assert all(answer > (record.current_step or 0) for record in ranks)
         named[version] = answer
-
-
-def test_a_rank_is_told_times_by_the_paces_that_its_plan_was_made_for(services: Services) -> None:
-    """Planning for what is in force now has failed, say, and the older plan still runs."""
-    make_version(services, 2)
-    with services.jobs.store.writing("job") as writer:
-        writer.save_loop_state(
-            JobLoopState(
-                job_id="job",
-                detected=(RankSlowdown(rank=1, slowdown=3.0),),
-                planned_inputs=PlanningInputs(rank_slowdowns=(RankSlowdown(rank=1, slowdown=1.5),)),
-            )
-        )
-    found = newer_plan(services.jobs, "job", 1, after_version=0)
-    assert found is not None
-    times_s = [time_s for _, _, _, time_s in found.planned_times_s or ()]
-    assert times_s == pytest.approx([1.5 * 0.1, 1.5 * 0.2])
 
 
 def test_a_version_that_asks_for_totals_drops_details(services: Services) -> None:

@@ -147,10 +147,14 @@ class ProbedJob:
         newest = list_plans(self.services.jobs, "job")[-1]
         assert newest.plan.is_probe
         [version] = probed_versions([newest])
-        for _ in range(steps or max(12, len(newest.plan.cycle_mhz))):
-            self._post(version)
+        posts = [
+            post
+            for _ in range(steps or max(12, len(newest.plan.cycle_mhz)))
+            for post in self._run(version)
+        ]
+        store_posts(self.services.jobs, posts)
 
-    def _post(self, version: ProbedVersion) -> None:
+    def _run(self, version: ProbedVersion) -> list[RankPost]:
         posts: list[RankPost] = []
         for measured in self._training.run_step(self.step, version):
             if measured.stage == self.silent_rank:
@@ -176,8 +180,8 @@ class ProbedJob:
             )
             details = (detail,) if self.tells else ()
             posts.append(RankPost(rank=measured.stage, steps=(record,), details=details))
-        store_posts(self.services.jobs, posts)
         self.step += 1
+        return posts
 
     def profile_to_the_end(self) -> None:
         self.register_ranks()

@@ -15,7 +15,6 @@ from tests.unit.planning.tiny_pipelines import (
     any_requests,
     equal_profile,
     merged_profile,
-    profile_of,
     request_of,
     slowed_request,
 )
@@ -24,6 +23,7 @@ from flyball_pipeline.paths import earliest_finish_s
 from flyball_pipeline.retiming import RetimedPipeline, retime
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.jobs.planning_inputs import PlanningInputs, WorkModel
+from flyball_server.jobs.versions import rank_plans
 from flyball_server.jobs.versions.rank_plans import part_of, pipeline_part
 from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_server.planning.stragglers.slowed_pipelines import make_slowed_plan
@@ -32,7 +32,7 @@ from flyball_wire.errors import CodecError
 from flyball_wire.plan_options import Policy
 from flyball_wire.plans.plan import Plan, Slowdown
 from flyball_wire.plans.rank_pipeline import unpacked_pipeline
-from flyball_wire.plans.rank_plan import MAX_PART_BYTES, RankPipeline
+from flyball_wire.plans.rank_plan import RankPipeline
 
 UNKNOWN = WorkModel()
 
@@ -141,16 +141,12 @@ def test_there_is_none_with_another_profile() -> None:
     assert pipeline_part(frequency_plan(), rank_record(0), equal_profile(3), UNKNOWN) is None
 
 
-def test_none_is_sent_that_is_larger_than_what_ranks_take() -> None:
-    """1500 clocks of two kinds of 20 stages take 60,000 points of 32 bytes."""
-    points = [(3000 - mhz, 1.0 + mhz / 1000, 10.0 - mhz / 1000) for mhz in range(1500)]
-    kinds = equal_profile(1).points
-    profile = profile_of([{kind: points for _, kind in kinds}] * 20)
-    plan = make_plan(request_of(profile, 1, policy=Policy.BASELINE)).plan
-    assert pipeline_part(plan, rank_record(0), profile, UNKNOWN) is None
-    assert received(
-        plan, profile_of([{kind: points[:100] for _, kind in kinds}] * 20)
-    ).most_bytes < (MAX_PART_BYTES)
+def test_none_is_sent_that_is_larger_than_what_ranks_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    request = request_of(equal_profile(2), 2, policy=Policy.BASELINE)
+    plan = make_plan(request).plan
+    most_bytes = received(plan, request.profile).most_bytes
+    monkeypatch.setattr(rank_plans, "MAX_PART_BYTES", most_bytes)  # no room for the rest of a part
+    assert pipeline_part(plan, rank_record(0), request.profile, UNKNOWN) is None
 
 
 PART = received(

@@ -11,8 +11,7 @@ from typing import cast
 
 import pytest
 from tests.planner.pipeline_on_paper import PipelineOnPaper
-from tests.planner.samples import MOMENT, job_spec, rank_record
-from tests.planner.stores import opened_store
+from tests.planner.samples import job_spec, rank_record
 from tests.planner.use_cases import change_target, put_profile, register_job
 
 from flyball_profiles.stage_profile import StageProfile
@@ -100,11 +99,6 @@ def reconfigured_job(
     put_profile(services, "job", three_stages())
     pipeline.take(1)
     return pipeline
-
-
-@pytest.fixture
-def services() -> JobServices:
-    return JobServices(store=opened_store(), notify_pollers=lambda _: None, now=lambda: MOMENT)
 
 
 @pytest.fixture

@@ -8,8 +8,6 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from tests.planner.samples import MOMENT
-from tests.planner.stores import opened_store
 from tests.planner.working_ranks import Lengths, WorkingRanks, WorkingStep
 from tests.unit.server.test_announced_work import (
     NUM_MICROBATCHES,
@@ -31,6 +29,8 @@ from flyball_server.jobs.registry.inspection import get_plan
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.versions.rank_plans import part_of
 
+pytestmark = pytest.mark.slow
+
 Draw = Callable[[random.Random], Lengths]
 
 WORK = WorkModel(
@@ -39,11 +39,6 @@ WORK = WorkModel(
     places=tuple((stage, kind, 0) for stage, kind in TRUE),
     coefficients=tuple(TRUE.values()),
 )
-
-
-@pytest.fixture
-def services() -> JobServices:
-    return JobServices(store=opened_store(), notify_pollers=lambda _: None, now=lambda: MOMENT)
 
 
 def power_w(working: WorkingRanks, steps: list[WorkingStep]) -> float:

@@ -32,6 +32,8 @@ from flyball_server.planning.model.simulator import simulate
 from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_wire.plan_options import Effort, PlanOptions, Policy
 
+pytestmark = pytest.mark.slow
+
 PROFILE = load_example_profile().select_stages((0, 1))
 CLOCKS_MHZ = sorted({point.frequency_mhz for points in PROFILE.points.values() for point in points})
 NOW_S = 1000.0
@@ -118,7 +120,7 @@ def test_noise_of_two_percent_is_never_a_straggler_nor_drift(*, is_shared: bool)
     assert changes_of(walk) == []
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("slowdown", [1.08, 1.2])
 def test_a_straggler_that_comes_and_goes_is_two_changes_each_within_ten_steps(
     seed: int, slowdown: float
@@ -138,9 +140,8 @@ def test_a_straggler_that_comes_and_goes_is_two_changes_each_within_ten_steps(
     assert after == Slowdowns()
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_a_ratio_that_wanders_about_the_threshold_does_not_flap(seed: int) -> None:
-    rng = random.Random(seed)
+def test_a_ratio_that_wanders_about_the_threshold_does_not_flap() -> None:
+    rng = random.Random(0)
     wandering, level = [], 1.05
     for _ in range(1000):
         level += 0.1 * (1.05 - level) + rng.gauss(0, 0.004)
@@ -230,25 +231,25 @@ def test_equal_ranks_whose_steps_differ_are_no_stragglers(
 def test_a_slow_rank_is_found_among_steps_that_differ_and_forgotten_when_it_is_not(
     scatter: float, slowdown: float, most_steps: int
 ) -> None:
-    ranks = [a_rank(number, 0, number) for number in range(12)]
-    for seed in range(2):
-        rng = random.Random(seed)
+    """`benchmarks/false_stragglers.py` has more of them."""
+    ranks = [a_rank(number, 0, number) for number in range(8)]
+    rng = random.Random(0)
 
-        def factor(rank: int, step: int, kind: str, rng: random.Random = rng) -> float:
-            slow = slowdown if rank == 5 and 45 <= step < 130 else 1.0
-            return slow * log_normal(rng, scatter)
+    def factor(rank: int, step: int, kind: str) -> float:
+        slow = slowdown if rank == 5 and 45 <= step < 130 else 1.0
+        return slow * log_normal(rng, scatter)
 
-        with_straggler = [
-            (step, found.stragglers[0])
-            for step, found in walked(ranks, factor, 260)
-            if found.stragglers
-        ]
-        assert {slowed.rank for _, slowed in with_straggler} == {5}
-        (came, _), (went, _) = with_straggler[0], with_straggler[-1]
-        assert 45 <= came < 45 + most_steps
-        assert 130 <= went < 230
-        slow = [slowed.slowdown for step, slowed in with_straggler if 120 <= step < 130]
-        assert slow == pytest.approx([slowdown] * 10, rel=0.02 + scatter / 2)
+    with_straggler = [
+        (step, found.stragglers[0])
+        for step, found in walked(ranks, factor, 231)
+        if found.stragglers
+    ]
+    assert {slowed.rank for _, slowed in with_straggler} == {5}
+    (came, _), (went, _) = with_straggler[0], with_straggler[-1]
+    assert 45 <= came < 45 + most_steps
+    assert 130 <= went < 230
+    slow = [slowed.slowdown for step, slowed in with_straggler if 120 <= step < 130]
+    assert slow == pytest.approx([slowdown] * 10, rel=0.02 + scatter / 2)
 
 
 # ------------------------------------------------------------------ several pipelines, and drift

@@ -70,14 +70,7 @@ class _Table(DataTable[Text], can_focus=False):
 
 
 class TopApp(App[None]):
-    """Shows the newest reading, and reads again every `interval_s` in a thread.
-
-    Args:
-        read: one reading; may raise PlannerError.
-        seen: first reading.
-        address: the planner's, as it is shown.
-        interval_s: time between two readings.
-    """
+    """Shows the newest reading, and reads again every `interval_s` in a thread."""
 
     CSS = """
     * {

@@ -40,7 +40,6 @@ _PERCENT, _SIGNED_PERCENT = "z.2f", "+z.2f"
 # Part of the mean: smaller variations look flat.
 _SMALLEST_SPREAD = 0.01
 _LONG_FRACTION = re.compile(r"\d+\.\d{6,}")
-_OVER = frozenset({JobState.ENDED, JobState.EXPIRED})
 _CLOCKS = {StepClocks.HIGHEST: "highest clocks", StepClocks.DEFAULT: "default clocks"}
 _SHOWN_VERSIONS, _SHOWN_POWERS, _FEWEST_SHOWN, _WINDOW_STEPS = 8, 24, 10, 20
 # Columns beside the pictures of the newest steps.
@@ -78,7 +77,7 @@ def _jobs(jobs: Sequence[JobOverview], now: datetime) -> list[Block]:
         return [(), (_muted(f"{text} training script."),)]
     body: list[Block] = []
     # Living jobs first, each at the same place in every frame.
-    in_order = sorted(jobs, key=lambda job: (job.state in _OVER, job.job_id))
+    in_order = sorted(jobs, key=lambda job: (job.state.is_over, job.job_id))
     for is_emulated in (False, True):
         if alike := [job for job in in_order if job.emulated is is_emulated]:
             body += [(), _totals(alike), Table.of([_job_row(job, now) for job in alike])]
@@ -86,7 +85,7 @@ def _jobs(jobs: Sequence[JobOverview], now: datetime) -> list[Block]:
 
 
 def _totals(jobs: Sequence[JobOverview]) -> Paragraph:
-    living = [job for job in jobs if job.state not in _OVER]
+    living = [job for job in jobs if not job.state.is_over]
     num_over, gpus, how = len(jobs) - len(living), _gpus(jobs[0]), _how(jobs[0])
     present, ranks = sum(job.num_present for job in living), sum(job.num_ranks for job in living)
     parts = [
@@ -106,7 +105,7 @@ def _totals(jobs: Sequence[JobOverview]) -> Paragraph:
 def _job_row(job: JobOverview, now: datetime) -> Row:
     how = _heading(job)
     return {
-        "<job": Span(job.job_id, Tone.MUTED if job.state in _OVER else Tone.TITLE),
+        "<job": Span(job.job_id, Tone.MUTED if job.state.is_over else Tone.TITLE),
         "<state": _state(job),
         ">GPUs": _present(job, f"{job.num_present}/{job.num_ranks}"),
         **_measured(job, f"{how}\n"),
@@ -398,7 +397,7 @@ def _state(job: JobOverview) -> Span:
 
 
 def _present(job: JobOverview, text: str) -> Span:
-    is_short = job.state not in _OVER and job.num_present < job.num_ranks
+    is_short = not job.state.is_over and job.num_present < job.num_ranks
     return Span(text, Tone.WARN if is_short else Tone.PLAIN)
 
 

@@ -6,6 +6,7 @@ from flyball_client.gpu.emulated.device import (
     IDEAL_GPU,
     EmulatedGpu,
     EmulationClock,
+    LeapingClock,
     WallClock,
 )
 from flyball_client.gpu.emulated.execution import EmulatedGpuSettings, EmulatedNode, RandomTime
@@ -18,6 +19,7 @@ __all__ = [
     "EmulatedGpuSettings",
     "EmulatedNode",
     "EmulationClock",
+    "LeapingClock",
     "RandomTime",
     "WallClock",
 ]

@@ -82,13 +82,7 @@ class EmulatedChoice:
     ) -> EmulatedGpu:
         """Return the emulated GPU of a rank, and log one line about it.
 
-        Args:
-            stage: Stage of the rank; None: not known, which is an error.
-            seed: Seed of the draws; different on each rank.
-            dp_rank: Data-parallel rank; ranks of one pipeline have the same work.
-            num_chunks: Number of model chunks of the stage.
-            blocking_power_w: Power of a waiting GPU in W where the variable has none; None: that
-                of an A100.
+        Arguments are those of `RankSettings.open_gpu`; the seed must be another on each rank.
 
         Raises:
             ValueError: The profile cannot be read, or has no such stage; the text names the

@@ -28,11 +28,7 @@ _CHOSEN_CLOCKS = 0x2
 
 
 class NvidiaChecks:
-    """The GpuChecks of NVIDIA's GPUs.
-
-    Args:
-        default_socket: Socket of zeusd where the environment names none.
-    """
+    """The GpuChecks of NVIDIA's GPUs."""
 
     no_gpus_advice = "give the container its GPUs (docker: --gpus all), or see the kernel's log"
     numbering_advice = "set CUDA_VISIBLE_DEVICES to whole GPUs"

@@ -18,12 +18,7 @@ _NO_PROFILE = "none"
 
 
 def read_conditions(handle: object, uuid: str) -> GpuConditions:
-    """Return the conditions of a GPU; what cannot be read is None.
-
-    Args:
-        handle: NVML's handle.
-        uuid: UUID, for texts.
-    """
+    """Return the conditions of a GPU; what cannot be read is None."""
     read = functools.partial(_read, uuid)
     return GpuConditions(
         power_limit_w=_watts(read("nvmlDeviceGetEnforcedPowerLimit", handle)),

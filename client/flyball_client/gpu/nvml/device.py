@@ -39,9 +39,6 @@ class NvmlGpu:
     """One GPU, a GpuDevice; created by `open`.
 
     Locking and resetting clocks needs root or CAP_SYS_ADMIN; reading does not.
-
-    Attributes:
-        handle: NVML's handle.
     """
 
     # Errors of `_set_range` after which the clock is unchanged.

@@ -83,12 +83,7 @@ _BY_CODE: dict[int, tuple[type[GpuError], str]] = {
 
 
 def call_nvml(doing: str, function: str, *arguments: object) -> Any:  # noqa: ANN401 - untyped
-    """Call a function of NVML and return its result.
-
-    Args:
-        doing: Purpose of the call, for the error's text.
-        function: Name of the function.
-        arguments: Its arguments.
+    """Call a function of NVML and return its result; `doing` is for an error's text.
 
     Raises:
         GpuError: Error of NVML's code, as in the table above.

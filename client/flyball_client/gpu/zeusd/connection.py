@@ -11,6 +11,7 @@ from typing import Any
 
 from flyball_client.gpu._base import GpuError, GpuNotFoundError, GpuPermissionError
 from flyball_client.gpu.zeusd.settings import check_token, parse_endpoint
+from flyball_profiles.printable_text import printable
 
 # Answers of zeusd have a few hundred bytes; longer ones are not read to the end.
 _MAX_ANSWER_BYTES = 1 << 20
@@ -79,10 +80,6 @@ class ZeusdConnection:
 
     def order(self, doing: str, path: str) -> None:
         """Send a request that changes something.
-
-        Args:
-            doing: Purpose of the request, for the error's text.
-            path: Path and query.
 
         Raises:
             GpuPermissionError: Access was refused; nothing was changed.
@@ -188,8 +185,7 @@ class ZeusdConnection:
             text = "; ".join(str(error) for error in document["errors"].values())
         if self._token is not None:
             text = text.replace(self._token, "...")
-        text = "".join(character if character.isprintable() else " " for character in text)
-        return " ".join(text.split())[:_MAX_TEXT_LENGTH].rstrip(".;: ")
+        return printable(" ".join(text.split())[:_MAX_TEXT_LENGTH]).rstrip(".;: ")
 
 
 class _UnixConnection(http.client.HTTPConnection):

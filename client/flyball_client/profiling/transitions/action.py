@@ -14,7 +14,7 @@ from pathlib import Path
 
 from flyball_client.gpu._base import GpuDevice
 from flyball_client.gpu.registry import vendor_of
-from flyball_client.profiling.arguments import WorkLine, add_option, add_output, count
+from flyball_client.profiling.arguments import WorkLine, add_gpu, add_option, add_output, count
 from flyball_client.profiling.repetition import clock_grid
 from flyball_client.profiling.transitions.bench import TransitionBench
 from flyball_client.profiling.transitions.measurement import NUM_REPETITIONS, measure_transitions
@@ -30,14 +30,7 @@ _NUM_CLOCKS = 4
 
 def configure_transitions(parser: argparse.ArgumentParser) -> None:
     """Add the action's arguments."""
-    add_option(
-        parser, "--device", count(0), "N", "CUDA device number of the GPU, as in cuda:N", default=0
-    )
-    add_option(
-        parser,
-        *("--gpu", str, "NAME"),
-        "take the window of clocks from this entry of the GPU table (a100) or file (./mine.toml)",
-    )
+    add_gpu(parser)
     parser.add_argument(
         "--clocks",
         type=count(1),

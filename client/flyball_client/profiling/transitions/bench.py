@@ -11,11 +11,10 @@ from dataclasses import replace
 from typing import Protocol, Self
 
 from flyball_client.gpu._base import ClockCall, ClockLimit, GpuDevice, GpuError
-from flyball_client.gpu.emulated import EmulatedGpu, EmulatedGpuSettings, EmulatedNode
+from flyball_client.gpu.emulated import EmulatedGpu, EmulatedGpuSettings, EmulatedNode, LeapingClock
 from flyball_client.profiling.held_clock import HeldClock
 from flyball_client.profiling.line_process import LineProcess, LineProcessError
 from flyball_client.profiling.transitions.detection import Loop
-from flyball_client.profiling.workload import LeapingClock
 from flyball_pipeline.instruction import InstructionKind
 from flyball_profiles.stage_profile import StageProfile
 
@@ -117,9 +116,6 @@ class TransitionBench:
         other: Another free GPU of the node; None: there is none.
         sleep: Function that waits for a time in s.
 
-    Attributes:
-        gpu: The GPU.
-
     Raises, from all methods:
         GpuError: The GPU cannot be read, or its clock cannot be set.
         LineProcessError: The load failed.
@@ -215,17 +211,7 @@ _LOOP = InstructionKind.FORWARD.value
 
 
 class EmulatedLoops:
-    """LoopSource of an emulated GPU in virtual time: short parts of the first stage's forward.
-
-    Args:
-        profile: Profile with times and energies.
-        settings: Physics.
-        product: Name of the emulated product.
-
-    Attributes:
-        gpu: GPU.
-        other: Another GPU of the same node.
-    """
+    """LoopSource of an emulated GPU in virtual time: short parts of the first stage's forward."""
 
     counts_cycles = False
 

@@ -153,12 +153,7 @@ class _Read(NamedTuple, Generic[B]):
 
 
 class _Source(Generic[B]):
-    """Batches of a pass, as the loader gives them.
-
-    Args:
-        loader: of the batches.
-        batches: its iterator.
-    """
+    """Batches of a pass, as the loader gives them."""
 
     def __init__(self, loader: object, batches: Iterator[B]) -> None:
         self._loader = loader
@@ -215,13 +210,7 @@ class _Pass(Generic[B]):
 
 
 class _ReadAhead(Generic[B]):
-    """Reading of the step that follows, with each batch of this one a part of it.
-
-    Args:
-        own: pass, whose batches of this step are not given yet.
-        num_batches: number of batches in a step.
-        then: called with the step's batches once they are read.
-    """
+    """Reading of the step that follows, with each batch of this one a part of it."""
 
     def __init__(
         self, own: _Pass[B], num_batches: int, then: Callable[[Iterable[_Read[B]]], None]
@@ -255,10 +244,6 @@ class _Batches(list[Any]):
 
     As a batch is taken, `end_of_dataloader` of accelerate's loader is set for it, by which
     `Accelerator.accumulate` ends a step. Copies are plain lists, and torch's trees take it for one.
-
-    Args:
-        batches: of the step.
-        giving: called with the number of each, before it is taken.
     """
 
     def __init__(

@@ -38,12 +38,7 @@ class StepAnnouncer(Protocol):
 
 
 class PipelineAnnouncer:
-    """Announcer of a pipeline's steps, by microbatch.
-
-    Args:
-        session: session of the rank.
-        hooks: of the rank, by whose launches steps are counted.
-    """
+    """Announcer of a pipeline's steps, by microbatch."""
 
     def __init__(self, session: RankSession, hooks: DeviceHooks) -> None:
         self._session = session
@@ -69,9 +64,6 @@ class WholeBatchAnnouncer(PipelineAnnouncer):
 
 class WorkReader(Generic[B]):
     """Work of steps, by the lengths of their batches.
-
-    Args:
-        lengths: returns a batch's lengths, as the announcer takes them.
 
     Attributes:
         is_broken: True: lengths could not be read, and nothing is announced any more.

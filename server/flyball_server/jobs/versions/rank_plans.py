@@ -7,7 +7,6 @@ any time.
 from __future__ import annotations
 
 import logging
-import math
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -27,7 +26,6 @@ from flyball_server.jobs.errors import (
     UnknownJobError,
     UnknownRankError,
 )
-from flyball_server.jobs.findings.step_ratios import clock_times
 from flyball_server.jobs.measurements.announced_work import (
     change_delays,
     coefficients_of,
@@ -94,33 +92,6 @@ def rank_cycle_mhz(
         )
     )
     return tuple(highest_mhz if is_base else planned_mhz for is_base in record.baseline_cycle)
-
-
-def planned_times_s(
-    rank: RankRecord,
-    instructions: Sequence[PlannedInstruction],
-    profile: StageProfile | None,
-    planned_inputs: PlanningInputs,
-) -> dict[tuple[str, int, int], float] | None:
-    """Return the planned time on this rank by kind, chunk and clock in MHz, s; None if unknown.
-
-    This is the profiled time at that clock, times the rank's planned slowdown factor.
-    """
-    if profile is None:
-        return None
-    slowdown = math.prod(
-        slowed.slowdown for slowed in planned_inputs.rank_slowdowns if slowed.rank == rank.rank
-    )
-    drifts = {
-        slowed.kind: slowed.slowdown
-        for slowed in planned_inputs.stage_slowdowns
-        if slowed.stage == rank.stage
-    }
-    profiled_s = clock_times(profile, rank.stage)
-    alike = dict.fromkeys((str(kind), chunk, mhz) for kind, _, mhz, chunk in instructions)
-    if not alike.keys() <= profiled_s.keys():
-        return None
-    return {each: profiled_s[each] * slowdown * drifts.get(each[0], 1.0) for each in alike}
 
 
 def pipeline_part(
@@ -232,7 +203,6 @@ def _most_bytes(plan: Plan, pipeline: PipelinePlan, stage: int, cycle_length: in
         len(pipeline.stages[stage]),
         # A comparison adds the highest clock of each kind.
         num_clocks=len(set[int]().union(*rows)) if rows else 2 * len(alike),
-        num_times=len(alike),
         num_requests=sum(1 for of_stage, *_ in pipeline.requests if of_stage == stage),
         num_rows=len(rows) or (2 if cycle_length else 0),
         cycle_length=len(plan.cycle_mhz) or cycle_length,
@@ -380,7 +350,6 @@ def part_of(
     return rank_plan(
         [(str(kind), number, clock_mhz, chunk) for kind, number, clock_mhz, chunk in instructions],
         cycle_mhz=rank_cycle_mhz(plan, rank.stage, instructions, profile),
-        planned_times_s=planned_times_s(rank, instructions, profile, planned_inputs),
         job_id=plan.job_id,
         version=plan.version,
         stage=rank.stage,
@@ -408,17 +377,15 @@ class _Version:
     plan: PlanRecord
     profile: StageProfile | None
     planned_inputs: PlanningInputs
-    parts: dict[tuple[int, int | None, int | None, bool], bytes] = field(
-        default_factory=dict[tuple[int, int | None, int | None, bool], bytes]
+    parts: dict[tuple[int, int | None, bool], bytes] = field(
+        default_factory=dict[tuple[int, int | None, bool], bytes]
     )
 
     def rendered(self, rank: RankRecord, render: Callable[[RankPlan], bytes]) -> bytes:
         """Return the part of this rank."""
-        is_slowed = any(slowed.rank == rank.rank for slowed in self.planned_inputs.rank_slowdowns)
         key = (
             rank.stage,
             rank.dp_rank if self.plan.plan.is_separate else None,
-            rank.rank if is_slowed else None,
             is_timed(self.plan.plan, rank),
         )
         if key not in self.parts:

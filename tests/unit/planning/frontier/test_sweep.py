@@ -57,7 +57,7 @@ def test_as_many_plans_come_as_were_asked_for(num_points: int) -> None:
     model = example_model(4)
     told: list[int] = []
     solver = DeadlineSolver(model)
-    plans = sweep_frontier(solver, num_points, 500, told.append)
+    plans = sweep_frontier(solver, num_points, 100, told.append)
     assert len(plans) >= num_points
     assert_is_frontier(plans)
     assert plans[0].iteration_time_s == pytest.approx(solver.fastest_time_s)
@@ -167,7 +167,7 @@ def sweep_as_if_large(monkeypatch: pytest.MonkeyPatch) -> list[DeadlinePlan]:
     monkeypatch.setattr(solver_module, "MAX_HIGHS_INSTRUCTIONS", 0)
     monkeypatch.setattr(frontier_curve, "NUM_FIRST", 30)
     monkeypatch.setattr(frontier_curve, "MAX_MIX_ERROR", WITHIN)
-    return sweep_frontier(DeadlineSolver(example_model(4)), 40, 500)
+    return sweep_frontier(DeadlineSolver(example_model(4)), 40, 100)
 
 
 def test_a_frontier_from_mixed_starts_is_certified_and_repeatable(

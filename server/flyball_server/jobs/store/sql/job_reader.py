@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator
 from dataclasses import fields
 from datetime import datetime
+from functools import cache
 from typing import Any, TypeVar
 
 from sqlalchemy import (
@@ -15,6 +16,7 @@ from sqlalchemy import (
     ScalarSelect,
     Select,
     Table,
+    bindparam,
     func,
     select,
     tuple_,
@@ -79,6 +81,23 @@ from flyball_wire.messages import PlanVersion
 # Databases limit the number of values in a statement.
 _MOST_IN_A_QUERY = 10_000
 
+# Read in nearly every transaction. SQLAlchemy takes as long to build a statement as to run it.
+_JOB_OF_NAME = select(JOBS).where(JOBS.c.name == bindparam("name"))
+_KEY_OF_NAME = select(JOBS.c.job_id).where(JOBS.c.name == bindparam("name"))
+_RANKS_OF_KEY = select(RANKS).where(RANKS.c.job_id == bindparam("key")).order_by(RANKS.c.rank)
+_NEWEST_VERSION_OF_KEY = (
+    select(*(PLANS.c[field.name] for field in fields(NewestVersion)))
+    .where(PLANS.c.job_id == bindparam("key"))
+    .order_by(PLANS.c.version.desc())
+    .limit(1)
+)
+
+
+@cache
+def _value_of_key(column: Column[str]) -> Select[str]:
+    """Return the query of a column of the job's only row in the column's table."""
+    return select(column).where(column.table.c.job_id == bindparam("key"))
+
 
 class JobReader:
     """Reader inside one transaction, which reads a snapshot.
@@ -96,7 +115,7 @@ class JobReader:
 
     def find_job(self, job_id: str) -> JobRecord | None:
         """Return the job, or None."""
-        row = self._connection.execute(select(JOBS).where(JOBS.c.name == job_id)).one_or_none()
+        row = self._connection.execute(_JOB_OF_NAME, {"name": job_id}).one_or_none()
         if row is None:
             return None
         self._keys[job_id] = row.job_id
@@ -148,8 +167,8 @@ class JobReader:
 
     def list_ranks(self, job_id: str) -> tuple[RankRecord, ...]:
         """Return the job's ranks by number."""
-        query = select(RANKS).where(self._of(RANKS, job_id)).order_by(RANKS.c.rank)
-        return self._records(RankRecord, query, job_id)
+        rows = self._connection.execute(_RANKS_OF_KEY, {"key": self._key(job_id)})
+        return tuple(record_of(RankRecord, row, job_id=job_id) for row in rows)
 
     def count_ranks_holding(self, job_id: str, version: int) -> int:
         """Return the number of the job's ranks that acknowledged exactly this plan version last."""
@@ -228,9 +247,8 @@ class JobReader:
 
     def newest_version(self, job_id: str) -> NewestVersion | None:
         """Return the newest version of the job's plan, without the plan; None: no version."""
-        columns = [PLANS.c[field.name] for field in fields(NewestVersion)]
-        query = select(*columns).where(self._of(PLANS, job_id)).order_by(PLANS.c.version.desc())
-        row = self._connection.execute(query.limit(1)).one_or_none()
+        key = {"key": self._key(job_id)}
+        row = self._connection.execute(_NEWEST_VERSION_OF_KEY, key).one_or_none()
         return None if row is None else record_of(NewestVersion, row)
 
     def list_plan_times(self, job_id: str) -> dict[int, datetime]:
@@ -456,8 +474,8 @@ class JobReader:
     def _key(self, job_id: str) -> str:
         """Return the key of the rows of the job of this name; empty if the job does not exist."""
         if job_id not in self._keys:
-            query = select(JOBS.c.job_id).where(JOBS.c.name == job_id)
-            key: str | None = self._connection.execute(query).scalar_one_or_none()
+            found = self._connection.execute(_KEY_OF_NAME, {"name": job_id})
+            key: str | None = found.scalar_one_or_none()
             if key is None:
                 return ""
             self._keys[job_id] = key
@@ -465,8 +483,8 @@ class JobReader:
 
     def _value(self, column: Column[str], job_id: str) -> str | None:
         """Return the column of the job's only row in its table; None: no row, or NULL."""
-        query = select(column).where(self._of(column.table, job_id))
-        return self._connection.execute(query).scalar_one_or_none()
+        row = self._connection.execute(_value_of_key(column), {"key": self._key(job_id)})
+        return row.scalar_one_or_none()
 
     def _of(self, table: Table, job_id: str) -> ColumnElement[bool]:
         return table.c.job_id == self._key(job_id)
