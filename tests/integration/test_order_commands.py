@@ -99,6 +99,8 @@ def test_a_plan_file_of_any_schedule_simulates_to_what_it_says(
     ("name", "order", "said"),
     [
         ("order.json", "", "order.json: not an order ("),
+        ("order.json", "[" * 99_999, "order.json: not an order ("),
+        ("order.csv", "0" * 199_999, "order.csv: not an order ("),
         ("order.json", {}, "order.json: stages: is missing"),
         ("order.json", {"stages": [TWO, TWO[:2]]}, "--order: stage 1 does not run all 2 microb"),
         ("order.json", {"stages": [V, V], "virtual_stages": [[0, 3], [1, 2]]},
