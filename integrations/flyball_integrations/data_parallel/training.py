@@ -42,8 +42,8 @@ from flyball_integrations.shared.loading.step_work import (
     StepAnnouncer,
     read_lengths,
 )
+from flyball_integrations.shared.rank_places import find_place_without_pipeline
 from flyball_integrations.shared.whole_steps import STEP, WholeSteps
-from flyball_integrations.torch.rank_places import find_place_without_pipeline
 from flyball_wire.messages import JobRegistration
 from flyball_wire.plan_options import DEFAULT_SCHEDULE
 

@@ -38,6 +38,7 @@ from flyball_integrations.shared.loading.step_work import (
     split_lengths,
 )
 from flyball_integrations.shared.one_order import on_all_ranks_or_none, order_text
+from flyball_integrations.shared.rank_places import find_place
 from flyball_integrations.shared.run_order import order_to_run
 from flyball_integrations.torch.private_schedules import (
     Computation,
@@ -51,7 +52,6 @@ from flyball_integrations.torch.private_schedules import (
     send_at_once,
     stages_of,
 )
-from flyball_integrations.torch.rank_places import find_place
 from flyball_integrations.torch.schedule_patch import SchedulePatch, WaitTimes, check_optimizer
 from flyball_pipeline.schedules.envpipe import default_extra_forwards
 from flyball_wire.messages import JobRegistration

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple, cast
 
 import torch
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining import schedules
 
 from flyball_integrations.shared.attachment import Overrides
@@ -119,12 +118,6 @@ def stages_of(schedule: PipelineSchedule) -> tuple[PipelineStage, ...]:
     """Return this rank's stages in the order of the model; the position is the chunk's number."""
     stages = schedule._stages if _is_multi(schedule) else [schedule._stage]
     return tuple(sorted(stages, key=lambda stage: cast("int", stage.stage_index)))
-
-
-def root_mesh_of(mesh: DeviceMesh) -> DeviceMesh:
-    """Return the mesh that this mesh is a part of; itself where torch does not say."""
-    found = getattr(mesh, "_get_root_mesh", None)
-    return mesh if found is None else cast("DeviceMesh", found())
 
 
 def is_training(schedule: PipelineSchedule) -> bool:

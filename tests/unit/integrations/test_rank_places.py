@@ -23,8 +23,8 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from flyball_integrations.shared.rank_places import find_place, find_place_without_pipeline
 from flyball_integrations.torch.pipelining import attach, detach
-from flyball_integrations.torch.rank_places import find_place, find_place_without_pipeline
 from flyball_wire import routes
 
 CPU = torch.device("cpu")

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Any, cast
 
 import torch
 import torch.distributed
 from torch.distributed.device_mesh import DeviceMesh
-
-from flyball_integrations.torch.private_schedules import PipelineStage, root_mesh_of
 
 # torchtitan's names, and longer ones; dimensions with other names are data parallelism.
 _TENSOR = ("tp", "tensor")
@@ -27,7 +26,7 @@ class ParallelPlace:
 
 
 def find_place(
-    stages: Sequence[PipelineStage], *, mesh: DeviceMesh | None, given: Mapping[str, int | None]
+    stages: Sequence[Any], *, mesh: DeviceMesh | None, given: Mapping[str, int | None]
 ) -> ParallelPlace:
     """Return the place of this rank.
 
@@ -35,7 +34,7 @@ def find_place(
     a single pipeline without a mesh, all three are 0.
 
     Args:
-        stages: stages of this rank.
+        stages: stages of this rank, of torch.distributed.pipelining.
         mesh: mesh of all ranks; None: that of the parameters.
         given: fields of the place; None: not given.
 
@@ -117,8 +116,14 @@ def _meshes_of(parameters: Iterable[torch.Tensor]) -> Iterator[DeviceMesh]:
     # Of those that are DTensors.
     meshes = (getattr(parameter, "device_mesh", None) for parameter in parameters)
     for mesh in dict.fromkeys(mesh for mesh in meshes if isinstance(mesh, DeviceMesh)):
-        yield root_mesh_of(mesh)
+        yield _root_of(mesh)
         yield mesh
+
+
+def _root_of(mesh: DeviceMesh) -> DeviceMesh:
+    """Return the mesh that this mesh is a part of; itself where torch does not say."""
+    found = getattr(mesh, "_get_root_mesh", None)
+    return mesh if found is None else cast("DeviceMesh", found())
 
 
 def _dimensions_of(mesh: DeviceMesh) -> list[_Dimension]:
