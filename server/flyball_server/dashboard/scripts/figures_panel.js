@@ -153,8 +153,10 @@ function gapHero(predicted) {
   if (predicted?.gap_percent == null || predicted.lower_bound_j === null)
     return hero("Plan", gapWord(null), "only policy frontier proves how little energy is needed");
   const { gap_percent, late_changes_j, lower_bound_j } = predicted;
-  const [gap, late] = [gap_percent, (100 * late_changes_j) / lower_bound_j].map((share) => percent(share, { digits: 2 }));
-  const why = `needs at most ${gap} more energy than any plan as fast, of it ${late} for late clocks`;
+  const late = percent((100 * late_changes_j) / lower_bound_j, { digits: 2 });
+  const why =
+    `needs at most ${percent(gap_percent, { digits: 2 })} more energy than any plan as fast` +
+    (late_changes_j > 0 ? `, of it ${late} for late clocks` : "");
   return hero("Plan", gapWord(gap_percent), why);
 }
 
