@@ -53,7 +53,8 @@ export function createFiguresPanel(element) {
       shown = content;
       setText(caption, captionOf(overview));
       setChildren(headline, ...headlineOf(overview));
-      const notes = [...(overview.headline?.caveats ?? []), ...overview.deviations.map(textOf)];
+      const texts = overview.deviations.map(({ text }) => text);
+      const notes = [...(overview.headline?.caveats ?? []), ...texts];
       setChildren(deviations, ...notes.map((note) => make("li", note)));
       setText(more, moreText(overview, notes.length));
       setChildren(heroes, ...heroFigures(overview));
@@ -66,9 +67,6 @@ export function createFiguresPanel(element) {
     },
   };
 }
-
-/** @param {{text: string}} deviation */
-const textOf = ({ text }) => text;
 
 /** @param {JobOverview} job */
 function captionOf({ measured, emulated }) {
