@@ -99,12 +99,15 @@ def test_a_plan_file_of_any_schedule_simulates_to_what_it_says(
     ("name", "order", "said"),
     [
         ("order.json", "", "order.json: not an order ("),
+        ("order.json", "[" * 99_999, "order.json: not an order ("),
+        ("order.csv", "0" * 199_999, "order.csv: not an order ("),
         ("order.json", {}, "order.json: stages: is missing"),
         ("order.json", {"stages": [TWO, TWO[:2]]}, "--order: stage 1 does not run all 2 microb"),
         ("order.json", {"stages": [V, V], "virtual_stages": [[0, 3], [1, 2]]},
          "profile.csv: has no chunks, and 2 are run; measure each chunk"),
         ("order.csv", "", "--order: every stage must run something"),
         ("order.csv", "0F0,0B0\n1F0,1Q0\n", "line 2: '1Q0' is not an action such as 2F0"),
+        ("order.csv", "0" * 9999, f"line 1: '{'0' * 40}' is not an action such as 2F0"),
     ],
 )  # fmt: skip
 def test_an_order_that_cannot_be_used_is_refused_in_one_line(

@@ -92,11 +92,11 @@ def _actions(cell: str, line: int) -> Iterator[tuple[int, InstructionKind, int]]
     for part in _parts(cell.strip()):
         match = _ACTION.fullmatch(part.strip())
         if match is None:
-            raise PlanningError(f"{part!r} is not an action such as 2F0", field=f"line {line}")
+            raise PlanningError(f"{part[:40]!r} is not an action such as 2F0", field=f"line {line}")
         virtual, what, microbatch = match.groups()
         if what in _KINDS:
             if not microbatch:
-                raise PlanningError(f"{part!r} names no microbatch", field=f"line {line}")
+                raise PlanningError(f"{part[:40]!r} names no microbatch", field=f"line {line}")
             yield int(virtual), _KINDS[what], int(microbatch)
 
 

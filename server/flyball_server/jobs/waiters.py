@@ -45,7 +45,7 @@ class JobWaiters:
 
     @contextmanager
     def holding(self, *, at_once: bool = False) -> Generator[None]:
-        """Count a call that waits by other means than `until` during the block.
+        """Count a call that waits during the block.
 
         Args:
             at_once: true if it returns the current state without waiting.
@@ -91,7 +91,9 @@ class JobWaiters:
                 if answer is not None or remaining_s <= 0 or self._is_closed:
                     return answer
                 try:
-                    await asyncio.wait_for(woken.wait(), remaining_s)
+                    # `wait_for` would forget a cancellation that comes with a notification.
+                    async with asyncio.timeout(remaining_s):
+                        await woken.wait()
                 except TimeoutError:
                     return None
                 if self._is_closed:

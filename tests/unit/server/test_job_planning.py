@@ -332,13 +332,16 @@ def test_a_failed_job_is_planned_from_an_unplanned_change_once_a_slot_is_free(
     assert PlanReconciler(slots)(failed, "job") is None
     summary = get_job(failed, "job")
     assert (summary.job.state, summary.newest_version) == (JobState.PLANNED, 1)
+    assert slots.acquire(blocking=False)  # it was given back
 
 
 def test_a_change_that_fails_is_planned_once(failed: JobServices, picky: PickyPlanner) -> None:
     change_and_die(failed, "power:2")
+    slots = threading.Semaphore(1)
     for _ in range(3):
-        PlanReconciler()(failed, "job")
+        PlanReconciler(slots)(failed, "job")
     assert len(picky.requests) == 1
+    assert slots.acquire(blocking=False)  # it was given back
     assert get_job(failed, "job").job.problem == "target: only fastest is met"
     assert register_job(failed, "job", job_spec(target="power:1"))[0].newest_version is None
     with pytest.raises(PlanningFailedError, match="only fastest is met"):

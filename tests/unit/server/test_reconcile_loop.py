@@ -227,28 +227,38 @@ def test_a_job_that_is_gone_is_looked_at_no_more(caplog: pytest.LogCaptureFixtur
     assert caplog.text == ""
 
 
-def test_rows_of_deleted_jobs_are_removed_after_a_failure_too(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    "failure", [StoreBusyError(location="here"), ZeroDivisionError("no")], ids=str
+)
+@pytest.mark.reconciler_fails
+def test_rows_of_deleted_jobs_are_removed_a_round_after_a_failure(
+    failure: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("flyball_server.jobs.reconcile.loop._STORE_RETRY_S", 0.05)
     services = Services(CountingPlanner()).jobs
-    answers: Iterator[StoreBusyError | bool]
-    answers = iter([StoreBusyError(location="here"), True, False])
+    answers: Iterator[Exception | bool]
+    answers = iter([failure, True, False])
     num_asked: list[int] = []
 
     def forget_some() -> bool:
         answer = next(answers, False)
         num_asked.append(1)
-        if isinstance(answer, StoreBusyError):
+        if isinstance(answer, Exception):
             raise answer
         return answer
 
     monkeypatch.setattr(services.store, "forget_some", forget_some)
-    with running(*all_reconcilers(), services=services) as reconcile_loop:
+    retried = Looking(*[StoreBusyError(location="here")] * 5)
+    reconcilers = (retried, *all_reconcilers())
+    with running(*reconcilers, services=services, job_ids=("job",)) as reconcile_loop:
+        wait_until(lambda: len(num_asked) == 1)
+        retried.wait_for(5)
+        assert len(num_asked) == 1
+        reconcile_loop.enqueue_all()
         wait_until(lambda: len(num_asked) == 3)
         reconcile_loop.enqueue_reconcile("deleted")
         wait_until(lambda: len(num_asked) == 4)
-    assert "rows of deleted jobs are left for later" in caplog.text
+    assert caplog.text.count("rows of deleted jobs are left for later") == 1
 
 
 # ------------------------------------------------------------------ after posts of ranks

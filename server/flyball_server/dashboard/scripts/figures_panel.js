@@ -53,7 +53,8 @@ export function createFiguresPanel(element) {
       shown = content;
       setText(caption, captionOf(overview));
       setChildren(headline, ...headlineOf(overview));
-      const notes = [...(overview.headline?.caveats ?? []), ...overview.deviations.map(textOf)];
+      const texts = overview.deviations.map(({ text }) => text);
+      const notes = [...(overview.headline?.caveats ?? []), ...texts];
       setChildren(deviations, ...notes.map((note) => make("li", note)));
       setText(more, moreText(overview, notes.length));
       setChildren(heroes, ...heroFigures(overview));
@@ -66,9 +67,6 @@ export function createFiguresPanel(element) {
     },
   };
 }
-
-/** @param {{text: string}} deviation */
-const textOf = ({ text }) => text;
 
 /** @param {JobOverview} job */
 function captionOf({ measured, emulated }) {
@@ -153,8 +151,10 @@ function gapHero(predicted) {
   if (predicted?.gap_percent == null || predicted.lower_bound_j === null)
     return hero("Plan", gapWord(null), "only policy frontier proves how little energy is needed");
   const { gap_percent, late_changes_j, lower_bound_j } = predicted;
-  const [gap, late] = [gap_percent, (100 * late_changes_j) / lower_bound_j].map((share) => percent(share, { digits: 2 }));
-  const why = `needs at most ${gap} more energy than any plan as fast, of it ${late} for late clocks`;
+  const late = percent((100 * late_changes_j) / lower_bound_j, { digits: 2 });
+  const why =
+    `needs at most ${percent(gap_percent, { digits: 2 })} more energy than any plan as fast` +
+    (late_changes_j > 0 ? `, of it ${late} for late clocks` : "");
   return hero("Plan", gapWord(gap_percent), why);
 }
 

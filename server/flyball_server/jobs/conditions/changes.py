@@ -168,7 +168,10 @@ def condition_notes(
     target: str,
     is_profiled_online: bool,
 ) -> list[str]:
-    """Return a line for each change, a few at most, with what becomes of the plan."""
+    """Return a line for each change, a few at most, with what becomes of the plan.
+
+    `profiled` is None where the conditions of the job's profile were not recorded.
+    """
     changed = changed_ranks(profiled, ranks)
     notes: list[str] = []
     for change in changed[:_MOST_LINES]:

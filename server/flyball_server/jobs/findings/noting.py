@@ -19,7 +19,7 @@ def note_findings(
 ) -> None:
     """Store the job's changed findings, and log why; nothing if they stay the same.
 
-    `change` is called within the transaction.
+    `change` is called within the transaction; `why` is None where there is nothing to log.
 
     Raises:
         UnknownJobError: the job does not exist.

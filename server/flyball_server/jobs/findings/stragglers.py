@@ -41,7 +41,8 @@ class DetectionWindow:
     """Newest steps on a plan version that were already read.
 
     A job may have hundreds of ranks, and without this cache the same steps would be read at each
-    pass. Dropped entries are read again.
+    pass. Dropped entries are read again. The key is the job's start, the revision of its inputs and
+    the version.
 
     Attributes:
         newest_step: newest step found on the version; initially `first_step`.

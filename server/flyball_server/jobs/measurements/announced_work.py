@@ -82,7 +82,8 @@ def coefficients_of(work: WorkModel) -> dict[AlikeNodes, WorkCoefficients]:
 def deadline_ratio(plan: Plan, step_power: StepPower | None = None) -> float:
     """Return a step's time by a plan over the one at the highest clocks, at least 1.
 
-    It is 1 for `fastest`, whose steps take no longer than at the highest clocks.
+    It is 1 for `fastest`, whose steps take no longer than at the highest clocks. `step_power`
+    corrects a target `power:`; None: no correction was measured.
     """
     baseline_s = plan.predicted.baseline_iteration_time_s
     if plan.target == DEFAULT_TARGET or not baseline_s:
@@ -114,7 +115,11 @@ def with_changes(
     are_given: bool,
     num_in_node: int,
 ) -> WorkModel:
-    """Return the model with what is known of clock changes."""
+    """Return the model with what is known of clock changes.
+
+    `are_given` is true if the job gives their times; `num_in_node` is the largest number of the
+    job's GPUs in a node.
+    """
     measured = inputs.delays is not None and inputs.delays.up_s is not None
     if plan.transitions is None and not are_given and not measured:
         return replace(model, num_queued=num_in_node - 1, has_unknown_changes=True)

@@ -105,7 +105,10 @@ def merge_instructions(
     details: Iterable[StepDetail],
     stages: Mapping[int, int],
 ) -> None:
-    """Add the instructions' times of measurements that are about to be stored to the moments."""
+    """Add the instructions' times of measurements that are about to be stored to the moments.
+
+    Steps are given by rank and number, stages by rank; of ranks without a stage nothing is added.
+    """
     wanted = [
         (detail, steps[detail.rank, detail.step])
         for detail in details

@@ -231,7 +231,10 @@ class StepFold:
         self.run, self.after_step = self.run + 1, -1
 
     def add(self, step: StepTotals, work: WorkAtHighest | None = None) -> None:
-        """Add the next step, in rising order; its version is known."""
+        """Add the next step, in rising order; its version is known.
+
+        `work` is what its announced work takes at the highest clocks; None: not known.
+        """
         self.after_step = step.step
         settled = self.rule.settled
         counts = self.rule.counts(step)

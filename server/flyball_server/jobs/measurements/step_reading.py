@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, cast
 
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.jobs.job_state import OVER
@@ -15,12 +15,9 @@ from flyball_server.jobs.records import JobRecord, PlanRecord
 from flyball_server.jobs.step_records import FoldPlace, StepRecord, StepTotals
 from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.jobs.store.sql.job_writer import JobWriter
-from flyball_wire.plans.plan import Plan
+from flyball_wire.plans.plan import Plan, Prediction
 from flyball_wire.predictions import PredictedFigures
 from flyball_wire.read_models import PredictedIteration
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
 
 # Time in s for which later steps are posted, after which a step is not waited for. A rank that
 # cannot reach its planner posts its steps later, and they are added then.
@@ -35,7 +32,6 @@ _FEWEST_A_PIECE = 8
 STEPS_WITH_WORK = 16
 _WIDER = 4
 _BASELINE = "baseline"
-FiguresT = TypeVar("FiguresT", bound="DataclassInstance")
 
 
 def step_kinds(record: PlanRecord, highest_mhz: Sequence[int] = ()) -> StepKinds:
@@ -198,7 +194,7 @@ def predicted_iteration(
     prediction = plan.prediction
     if prediction is None:
         return None
-    figures = _with_energies_times(gpus_over_profile(profile, num_ranks), prediction)
+    figures: Prediction = _with_energies_times(gpus_over_profile(profile, num_ranks), prediction)
     shared = {item.name: getattr(figures, item.name) for item in fields(PredictedFigures)}
     return PredictedIteration(
         **shared,
@@ -211,18 +207,17 @@ def predicted_iteration(
     )
 
 
-def _with_energies_times(factor: float, figures: FiguresT) -> FiguresT:
-    """Return a dataclass and those that it holds with all energies, whose names end in `_j`."""
-    changed: dict[str, Any] = {}
-    for name, value in vars(figures).items():
-        if isinstance(value, tuple):
-            parts = cast("Any", value)
-            changed[name] = tuple(_with_energies_times(factor, part) for part in parts)
-        elif hasattr(value, "__dataclass_fields__"):
-            changed[name] = _with_energies_times(factor, value)
-        elif name.endswith("_j") and value is not None:
-            changed[name] = factor * value
-    return replace(figures, **changed)
+def _with_energies_times(factor: float, value: Any, name: str = "") -> Any:  # noqa: ANN401 - a field
+    """Return a dataclass, or a field of one, with all energies, whose names end in `_j`."""
+    if isinstance(value, tuple):
+        return tuple(_with_energies_times(factor, part, name) for part in cast("Any", value))
+    if is_dataclass(value):
+        changed = {
+            each.name: _with_energies_times(factor, getattr(value, each.name), each.name)
+            for each in fields(value)
+        }
+        return replace(cast("Any", value), **changed)
+    return factor * value if name.endswith("_j") and value is not None else value
 
 
 def _highest_mhz(reader: JobReader, probe: PlanRecord) -> tuple[int, ...]:

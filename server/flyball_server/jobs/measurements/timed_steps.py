@@ -61,7 +61,8 @@ StepReports = Sequence[Sequence[_Reports]]
 def num_timed_steps(plan: Plan, work: WorkModel | None = None) -> int:
     """Return the number of steps on a plan whose instructions the ranks post; 0: none.
 
-    A pipeline that never flushes has no tail, and profiling has its own measurements.
+    A pipeline that never flushes has no tail, and profiling has its own measurements. A fit of
+    announced work takes some microbatches; `work` is None where none is announced.
     """
     if plan.is_probe or plan.weight_versions is not None:
         return 0

@@ -142,8 +142,8 @@ class ReconcileLoop:
             try:
                 again_s = self._reconcile_due(services, job_id)
             except Exception:
-                _LOG.exception("job %s: not reconciled", job_id)
-                again_s = _STORE_RETRY_S
+                _LOG.exception("%s", _UNDONE.get(job_id, f"job {job_id}: not reconciled"))
+                again_s = self._retry_s(job_id)
             self._end(job_id, again_s)
 
     def _wait_for_job(self) -> str | None:
@@ -185,7 +185,11 @@ class ReconcileLoop:
         except JobsError as error:
             undone = _UNDONE.get(job_id, f"job {job_id} is not reconciled yet")
             _LOG.warning("%s: %s", undone, error.message)
-            return _STORE_RETRY_S
+            return self._retry_s(job_id)
+
+    def _retry_s(self, job_id: str) -> float:
+        # Nobody waits for the rows of deleted jobs: a full disk is not logged every few seconds.
+        return self._round_s if job_id == _DELETED else _STORE_RETRY_S
 
     def _enqueue_all(self, services: JobServices) -> float:
         """Enqueue every job once, spread over the round; new ones now."""

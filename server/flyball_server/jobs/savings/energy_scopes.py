@@ -17,7 +17,7 @@ def common_scope(ranks: Sequence[RankRecord]) -> EnergyScope | None:
 
 
 def scope_notes(ranks: Sequence[RankRecord], profile_scope: EnergyScope | None) -> list[str]:
-    """Return a line for each thing that is not comparable."""
+    """Return a line for each thing that is not comparable; None: the profile's is not known."""
     by_scope: dict[EnergyScope, list[int]] = {}
     for rank in ranks:
         if rank.energy_scope is not None and not rank.has_left:

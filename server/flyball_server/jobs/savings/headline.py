@@ -186,7 +186,10 @@ def caveats_of(
     *,
     is_at_default_clocks: bool,
 ) -> tuple[str, ...]:
-    """Return what limits a comparison with steps of another time, a sentence each."""
+    """Return what limits a comparison with steps of another time, a sentence each.
+
+    Each series has a step; `is_at_default_clocks` is true if the baseline ran without a plan.
+    """
     ran = ", at default clocks" if is_at_default_clocks else ""
     caveats = [
         f"The baseline was measured at another time: steps {baseline.first_step} to"

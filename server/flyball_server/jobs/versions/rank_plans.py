@@ -103,6 +103,8 @@ def pipeline_part(
 ) -> RankPipeline | None:
     """Return a rank's pipeline, from which the clocks of single steps are chosen.
 
+    `step_power` corrects the deadlines of steps; None: no correction was measured.
+
     Returns:
         None where its steps get no plans of their own: it never flushes, the profile is not the
         plan's, or ranks do not take a part as large.
@@ -176,6 +178,8 @@ def _packed(
 
 def check_parts_fit(plan: Plan, *, cycle_length: int = 0) -> None:
     """Check that ranks can take their parts of a plan.
+
+    `cycle_length` is the number of steps of a comparison's cycle; 0: it is not compared.
 
     Raises:
         InvalidFieldError: A part is too large.
