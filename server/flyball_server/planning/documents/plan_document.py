@@ -127,7 +127,7 @@ class _Header(_Strict):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Figures(_Strict, PredictedFigures):
+class _Figures(PredictedFigures, _Strict):
     """Prediction of a plan that is no probe."""
 
     energy_j: Positive
