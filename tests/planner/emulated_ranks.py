@@ -41,6 +41,8 @@ AT_LEAST_S = 0.02
 # A step's real time where the planner may have something to decide: at most while it lacks the
 # step, and once it has it.
 LACKING_S, DECIDING_S = 20.0, 1.0
+# Real time at most in which a version reaches the ranks, if it reaches them.
+ARRIVAL_S = 5.0
 # Looked at of any version, also of one whose cycle is shorter.
 FEWEST_STEPS = 12
 LINK_TIMES = LinkTimes(poll_wait_s=5.0, gather_s=0.05, first_retry_s=0.05, longest_retry_s=0.2)
@@ -80,6 +82,7 @@ class EmulatedTraining:
         work: draws a microbatch's work; None: all are as profiled.
         work_of_step: work of a step by its number, in place of `work`.
         _ends: version of a probe plan -> the step after its cycle.
+        _sent: versions that the ranks were waited for to receive.
     """
 
     job_id: str
@@ -93,16 +96,18 @@ class EmulatedTraining:
     work_of_step: Callable[[int], Work] | None = None
     steps: list[TrainedStep] = field(default_factory=list[TrainedStep])
     _ends: dict[int, int] = field(default_factory=dict[int, int])
+    _sent: set[int] = field(default_factory=set[int])
 
     def train(self, num_steps: int) -> list[TrainedStep]:
         """Train so many steps."""
         return [self._step() for _ in range(num_steps)]
 
     def train_until(self, is_so: Callable[[], bool], *, max_steps: int = 500) -> None:
-        """Train until it is so."""
-        first = len(self.steps)
+        """Train until it is so, for so many steps and as long as a busy planner may take."""
+        first, deadline_s = len(self.steps), time.monotonic() + PATIENCE_S
         while not is_so():
-            assert len(self.steps) - first < max_steps, f"not within {max_steps} steps"
+            is_in_time = time.monotonic() < deadline_s
+            assert is_in_time or len(self.steps) - first < max_steps, f"not in {max_steps} steps"
             self._step()
 
     def train_until_in_force(self, version: int, *, max_steps: int = 200) -> None:
@@ -201,6 +206,9 @@ class EmulatedTraining:
         try:
             job = self.planner.get_job(self.job_id)
             newest = job.newest_version
+            if newest is not None and newest not in self._sent:
+                self._sent.add(newest)
+                self._await_arrival(newest)
             if newest is None or job.active_version != newest:
                 time.sleep(ON_ITS_WAY_S)
             elif job.state == "profiling":
@@ -209,6 +217,15 @@ class EmulatedTraining:
                 time.sleep(AT_LEAST_S)
         except PlannerError:
             time.sleep(ON_ITS_WAY_S)  # it is away, and training goes on
+
+    def _await_arrival(self, version: int) -> None:
+        """Wait until all ranks have received a version, which on a busy machine takes long."""
+        deadline_s = time.monotonic() + ARRIVAL_S
+        for rank in self.ranks:
+            while time.monotonic() < deadline_s and not (
+                len(rank.session.plans) or rank.session.history[-1].plan_version == version
+            ):
+                time.sleep(0.005)
 
     def _await_next_move(self, version: int) -> None:
         if version not in self._ends:
