@@ -370,16 +370,27 @@ TIMES = st.integers(0, 60).map(lambda number: number / 1000)
     requests=st.lists(st.tuples(TIMES, CLOCKS), max_size=6),
     begins_s=TIMES,
     delay_s=TIMES,
+    stall_s=st.sampled_from([0.0, 0.004]),
+    lag_s=st.sampled_from([0.0, 0.01]),
     limit_w=st.sampled_from([None, 250.0]),
 )
 def test_any_requests_agree_with_small_time_steps(
     requests: Sequence[tuple[float, int]],
     begins_s: float,
     delay_s: float,
+    stall_s: float,
+    lag_s: float,
     limit_w: float | None,
 ) -> None:
     delay = exact(delay_s)
-    settings = replace(IDEAL_GPU, delay_up=delay, delay_down=delay, power_limit_w=limit_w)
+    settings = replace(
+        IDEAL_GPU,
+        delay_up=delay,
+        delay_down=delay,
+        stall_s=stall_s,
+        power_lag_s=lag_s,
+        power_limit_w=limit_w,
+    )
     bench = Bench.of(settings)
     requests = sorted(requests, key=lambda request: request[0])
     before = [request for request in requests if request[0] < begins_s]
@@ -415,9 +426,13 @@ def test_any_requests_agree_with_small_time_steps(
     step_s = 2e-5
     progress, energy_j, now_s = 0.0, 0.0, begins_s
     while progress < 1:
-        time_s, whole_j = FORWARD[held(clock_at(now_s + step_s / 2))]
-        energy_j += whole_j * step_s / time_s
-        progress += step_s / time_s
+        middle_s = now_s + step_s / 2
+        stalls = any(0 <= middle_s - since_s < stall_s for since_s, _ in changes[1:])
+        time_s, _ = FORWARD[held(clock_at(middle_s))]
+        power_time_s, power_energy_j = FORWARD[held(clock_at(middle_s - lag_s))]
+        power_w = power_energy_j / power_time_s
+        energy_j += (WAITING_W if stalls else power_w) * step_s
+        progress += 0.0 if stalls else step_s / time_s
         now_s += step_s
     assert ended_s == pytest.approx(now_s, abs=2 * step_s)
     assert bench.gpu.exact_energy_j() - began_j == pytest.approx(energy_j, rel=1e-3, abs=0.01)
@@ -428,6 +443,8 @@ def test_any_requests_agree_with_small_time_steps(
     [
         (lambda: EmulatedGpuSettings(noise=-0.01), "noise must be at least 0 and below 0.3, not"),
         (lambda: EmulatedGpuSettings(noise=0.3), "noise must be at least 0 and below 0.3, not 0.3"),
+        (lambda: EmulatedGpuSettings(stall_s=-1.0), "stall_s must not be negative"),
+        (lambda: EmulatedGpuSettings(power_lag_s=math.inf), "power_lag_s must not be negative and"),
         (lambda: EmulatedGpuSettings(power_limit_w=0.0), "power_limit_w must be positive"),
         (lambda: RandomTime(p50_s=-0.1), "p50_s must not be negative"),
         (lambda: RandomTime(p50_s=0.1, p99_s=0.05), "p99_s must be finite and at least p50_s"),

@@ -83,12 +83,14 @@ class EmulatedGpuSettings:
     """Physics of an emulated GPU; times in emulated seconds.
 
     The defaults are measurements of V100 (calls) and of A40 and A100 (delays) that others have
-    published (docs/evaluation.md#emulated-gpus); power limit and noise are off.
+    published (docs/evaluation.md#emulated-gpus); stall, power lag, power limit and noise are off.
 
     Attributes:
         call_time: Time of a call that sets a clock. Calls to GPUs of one node run one at a time.
         delay_up, delay_down: Time from the start of a call to the effect of a clock above, or
             below, the one requested before.
+        stall_s: Time after each change for which the GPU does not compute.
+        power_lag_s: Time by which the power follows a change of the clock.
         power_limit_w: Power in W above which a clock is not held: an instruction runs at the
             highest clock with no more; None: no limit.
         noise: Relative standard deviation of each instruction's time and energy, drawn
@@ -102,11 +104,15 @@ class EmulatedGpuSettings:
     call_time: RandomTime = RandomTime(p50_s=0.0045, p99_s=0.012)
     delay_up: RandomTime = RandomTime(p50_s=0.005, p99_s=0.008)
     delay_down: RandomTime = RandomTime(p50_s=0.004, p99_s=0.0055)
+    stall_s: float = 0.0
+    power_lag_s: float = 0.0
     power_limit_w: float | None = None
     noise: float = 0.0
     seed: int = 0
 
     def __post_init__(self) -> None:
+        check("stall_s", self.stall_s, may_be_zero=True)
+        check("power_lag_s", self.power_lag_s, may_be_zero=True)
         if self.power_limit_w is not None:
             check("power_limit_w", self.power_limit_w)
         if not 0 <= self.noise < _MAX_NOISE:
@@ -266,7 +272,7 @@ class Execution:
     Args:
         points: Points by instruction and clock.
         settings: Physics.
-        blocking_power_w: Power in W between instructions.
+        blocking_power_w: Power in W between instructions and in a stall.
         clock_mhz: Clock in force at the begin, MHz.
         counter_period_s: Period in s of the energy counter's movements.
 
@@ -289,6 +295,8 @@ class Execution:
     ) -> None:
         self._points = points
         self._blocking_power_w = blocking_power_w
+        self._stall_s = settings.stall_s
+        self._power_lag_s = settings.power_lag_s
         self._power_limit_w = settings.power_limit_w
         self._counter_period_s = counter_period_s
         self.clock_mhz = clock_mhz
@@ -300,6 +308,9 @@ class Execution:
         self._shown_at_s = 0.0
         # In order of time. Replaced and never changed: a copy looks ahead.
         self._changes: tuple[tuple[float, int], ...] = ()
+        self._power_changes: tuple[tuple[float, int], ...] = ()
+        self._power_clock_mhz = self.clock_mhz
+        self._stalled_until_s = 0.0
         self._instruction: PointsByClock | None = None
         self._factors = (1.0, 1.0)
         self._share_left = 0.0
@@ -360,13 +371,27 @@ class Execution:
     def _run_segment(self, until_s: float) -> None:
         """Apply what is due, then run to the next event, at most until this moment."""
         while self._is_change_due():
-            (_, self.clock_mhz), *later = self._changes
+            (_, clock_mhz), *later = self._changes
             self._changes = tuple(later)
-        until_s = min([until_s, *(moment_s for moment_s, _ in self._changes[:1])])
+            self._change_clock(clock_mhz)
+        while self._power_changes and self._power_changes[0][0] <= self._now_s:
+            (_, self._power_clock_mhz), *later = self._power_changes
+            self._power_changes = tuple(later)
+        events = (self._changes[:1], self._power_changes[:1])
+        until_s = min([until_s, *(moment_s for event in events for moment_s, _ in event)])
         if self.is_waiting or self.completed_s is not None or self._instruction is None:
             self._wait_until(until_s)
+        elif self._now_s < self._stalled_until_s:
+            self._wait_until(min(until_s, self._stalled_until_s))
         else:
             self._compute_until(until_s, self._instruction)
+
+    def _change_clock(self, clock_mhz: int) -> None:
+        if clock_mhz == self.clock_mhz:
+            return
+        self.clock_mhz = clock_mhz
+        self._stalled_until_s = self._now_s + self._stall_s
+        self._power_changes = (*self._power_changes, (self._now_s + self._power_lag_s, clock_mhz))
 
     def _wait_until(self, until_s: float) -> None:
         waited_s = max(0.0, until_s - self._now_s)
@@ -379,7 +404,11 @@ class Execution:
         time_s = point.time_s * of_time
         ends_s = self._now_s + self._share_left * time_s
         share = self._share_left if ends_s <= until_s else (until_s - self._now_s) / time_s
-        self.energy_j += point.energy_j * of_energy * share
+        power_point = points[held_clock_mhz(self._power_clock_mhz, points, self._power_limit_w)]
+        energy_j = power_point.energy_j * of_energy
+        if power_point.time_s != point.time_s:
+            energy_j *= point.time_s / power_point.time_s
+        self.energy_j += energy_j * share
         if ends_s <= until_s:
             self._share_left = 0.0
             self._now_s = self.completed_s = max(self._now_s, ends_s)
