@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
+from sqlalchemy import Engine, event
 from tests.planner.patience import PATIENCE_S, wait_until
 from tests.planner.samples import (
     MOMENT,
@@ -67,6 +68,23 @@ def token(token_id: str = "t1", **changes: object) -> TokenRecord:  # noqa: S107
         token_id=token_id, digest="ab" * 32, job_id=None, created_at=MOMENT, note="Ada's"
     )
     return record.evolve(**changes)
+
+
+def test_saving_a_job_again_does_not_set_its_key(store_with_job: JobStore) -> None:
+    """SQLite checks all rows that refer to a key in SET, and a job may have millions."""
+    updates: list[str] = []
+
+    def note(_connection: object, _cursor: object, statement: str, *_: object) -> None:
+        updates.extend([statement] if statement.startswith("UPDATE") else [])
+
+    event.listen(Engine, "before_cursor_execute", note)
+    try:
+        with store_with_job.writing("job") as writer:
+            writer.save_job(job_record())
+    finally:
+        event.remove(Engine, "before_cursor_execute", note)
+    [update] = updates
+    assert "job_id" not in update.partition("WHERE")[0]
 
 
 def test_a_renamed_job_keeps_all_that_belongs_to_it(store: JobStore) -> None:

@@ -86,13 +86,14 @@ class JobWriter(JobReader):
 
     def save_job(self, job: JobRecord) -> None:
         """Insert or replace the job."""
-        known_key = self._key(job.job_id)
-        key = known_key or secrets.token_hex(_KEY_BYTES)
-        values = values_of(job) | {"job_id": key}
-        if known_key:
+        key, values = self._key(job.job_id), values_of(job)
+        # SQLite checks all rows that refer to a key in SET, even if its value stays.
+        del values["job_id"]
+        if key:
             self._update_job(key, job.job_id, values)
         else:
-            values |= {"name": job.job_id, "is_deleted": False}
+            key = secrets.token_hex(_KEY_BYTES)
+            values |= {"job_id": key, "name": job.job_id, "is_deleted": False}
             self._connection.execute(JOBS.insert().values(values))
             self._keys[job.job_id] = key
 
