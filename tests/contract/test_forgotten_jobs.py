@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from sqlalchemy import Connection, Engine, Table, func, select
+from sqlalchemy import Connection, Engine, Table, func, select, text
+from tests.planner.patience import PATIENCE_S, wait_until
 from tests.planner.samples import job_record, plan_record, profile, rank_record, step_record
 
-from flyball_server.jobs.errors import UnknownJobError
 from flyball_server.jobs.loop_state import JobLoopState
 from flyball_server.jobs.step_records import StepDetail
 from flyball_server.jobs.store.contract import JobStore
@@ -150,30 +151,38 @@ def test_another_job_takes_the_name_just_after_and_its_rows_stay(
         assert len(reader.list_steps("gone", 0, 9)) == 3
 
 
-# --------------------------------------------------- writers of another subject, which do not wait
+# ------------------------------------------------------------------ writers of another subject
+
+
+def is_any_waiting(engine: Engine) -> bool:
+    """Return whether a transaction waits for another one of its subject."""
+    waiting = text(
+        "SELECT count(*) FROM pg_locks JOIN pg_database ON pg_database.oid = database"
+        " WHERE datname = current_database() AND locktype = 'advisory' AND NOT granted"
+    )
+    with engine.connect() as connection:
+        return connection.execute(waiting).scalar_one() > 0
 
 
 @pytest.mark.parametrize("database_url", ["postgres"], indirect=True)
-@pytest.mark.parametrize("is_name_taken", [False, True])
-def test_a_job_that_was_deleted_meanwhile_does_not_come_back(
-    store: JobStore, engine: Engine, *, is_name_taken: bool
-) -> None:
-    fill(store, "job@1")
-    with pytest.raises(UnknownJobError), store.writing("job@1") as writer:
-        found = writer.find_job("job@1")
-        assert found is not None
+def test_a_job_is_deleted_after_writers_that_have_read_it(store: JobStore, engine: Engine) -> None:
+    fill(store, "job@1", 3)
+
+    def delete_kept_run() -> None:
         with store.writing("job") as other:
             other.delete_job("job@1")
-            if is_name_taken:
-                other.save_job(job_record("job@1", run="another"))
-        with engine.begin() as connection:  # half its rows
-            sql_forgetting.remove_some(connection, slice_s=-1.0)
-        writer.save_job(found)
-    with store.reading() as reader:
-        left = (job_record("job@1", run="another"),) if is_name_taken else ()
-        assert reader.list_jobs() == left
+
+    with ThreadPoolExecutor(1) as others:
+        with store.writing("job@1") as writer:
+            found = writer.require_job("job@1")
+            deletion = others.submit(delete_kept_run)
+            wait_until(lambda: deletion.done() or is_any_waiting(engine))
+            remove_all(store)
+            writer.save_job(found)
+            writer.save_steps((step_record(7, job_id="job@1"),))
+        deletion.result(PATIENCE_S)
     remove_all(store)
-    assert sum(num_rows(engine)) == is_name_taken
+    assert not any(num_rows(engine))
 
 
 @pytest.mark.parametrize("database_url", ["postgres"], indirect=True)

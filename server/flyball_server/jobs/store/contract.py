@@ -33,7 +33,8 @@ class JobStore(Protocol):
     - Any thread may use the store at any time, but one transaction belongs to one thread.
     - Writing transactions of one subject run one after another, across processes too if they
       share the store; data read of that subject stays valid until the end. Those of different
-      subjects may run at once. A reading transaction sees a snapshot and waits for no writer.
+      subjects may run at once, but one that deletes a job waits for those of the job. A reading
+      transaction sees a snapshot and waits for no writer.
     - A `with` block that ends normally has stored all its changes when it returns; one that
       raises has stored none of them.
     - Records are passed by value: a read record equals the stored one, floats to the last bit, and

@@ -150,8 +150,13 @@ def postgres_writing(
     """
     options = {"isolation_level": "READ COMMITTED", "postgresql_readonly": False}
     with _transaction(engine, address, options) as connection:
-        connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": key})
+        wait_for_turn(connection, key)
         yield connection
+
+
+def wait_for_turn(connection: Connection, key: int) -> None:
+    """Wait for other writing transactions of a key; later ones wait for the end of this one."""
+    connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": key})
 
 
 def check_encoding(connection: Connection, address: PostgresAddress) -> None:

@@ -22,6 +22,7 @@ from flyball_server.jobs.store.postgres.postgres_engine import (
     make_postgres_engine,
     postgres_reading,
     postgres_writing,
+    wait_for_turn,
 )
 from flyball_server.jobs.store.postgres.postgres_signals import PostgresSignals
 from flyball_server.jobs.store.sql.job_reader import JobReader
@@ -129,6 +130,11 @@ class PostgresLocks:
 
 class PostgresWriter(JobWriter):
     """Writer that stores many rows at a time, as one array for each column."""
+
+    def delete_job(self, job_id: str) -> None:
+        """Delete a job, after the transactions that have it as their subject."""
+        wait_for_turn(self._connection, lock_key("write", job_id))
+        super().delete_job(job_id)
 
     def _upsert(self, table: Table, rows: list[dict[str, Any]]) -> None:
         if len(rows) == 1:

@@ -17,7 +17,6 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from flyball_profiles.gpu_conditions import GpuConditions
 from flyball_profiles.stage_profile import StageProfile
-from flyball_server.jobs.errors import UnknownJobError
 from flyball_server.jobs.loop_state import JobLoopState
 from flyball_server.jobs.measurements.step_fold import StepFold
 from flyball_server.jobs.records import JobRecord, PlanRecord, RankRecord, TokenRecord
@@ -90,7 +89,7 @@ class JobWriter(JobReader):
         # SQLite checks all rows that refer to a key in SET, even if its value stays.
         del values["job_id"]
         if key:
-            self._update_job(key, job.job_id, values)
+            self._update_job(key, values)
         else:
             key = secrets.token_hex(_KEY_BYTES)
             values |= {"job_id": key, "name": job.job_id, "is_deleted": False}
@@ -265,7 +264,7 @@ class JobWriter(JobReader):
         key = self._key(job_id)
         if not key or self.find_job(new_job_id) is not None:
             raise ValueError(f"job {job_id} is unknown, or job {new_job_id} exists")
-        self._update_job(key, job_id, {"name": new_job_id})
+        self._update_job(key, {"name": new_job_id})
         del self._keys[job_id]
 
     def delete_job(self, job_id: str) -> None:
@@ -285,15 +284,8 @@ class JobWriter(JobReader):
         """Delete a token; nothing if it does not exist."""
         self._connection.execute(TOKENS.delete().where(TOKENS.c.token_id == token_id))
 
-    def _update_job(self, key: str, job_id: str, values: dict[str, Any]) -> None:
-        """Change a job that was read by this name in this transaction.
-
-        Raises:
-            UnknownJobError: a transaction of another subject has deleted the job since.
-        """
-        known = JOBS.update().where(JOBS.c.job_id == key, JOBS.c.name == job_id)
-        if self._connection.execute(known.values(values)).rowcount != 1:
-            raise UnknownJobError(job_id=job_id)
+    def _update_job(self, key: str, values: dict[str, Any]) -> None:
+        self._connection.execute(JOBS.update().where(JOBS.c.job_id == key).values(values))
 
     def _of_job(self, values: dict[str, Any]) -> dict[str, Any]:
         """Return the values of a row, which refers to its job by key.
