@@ -5,18 +5,16 @@ Stored as JSON, so all of it is plain data; times are Unix time in s.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 
 from flyball_profiles.gpu_conditions import GpuConditions
 from flyball_server.jobs.bounds import check_count
 from flyball_server.jobs.errors import InvalidFieldError
 from flyball_server.jobs.planning_inputs import (
-    ChangedConditions,
-    MeasuredDelays,
+    LastingInputs,
     PlanningInputs,
     RankSlowdown,
     StageSlowdown,
-    StepPower,
     WorkModel,
 )
 from flyball_server.jobs.records import Record
@@ -181,14 +179,13 @@ MAX_ATTEMPTS = 32
 
 
 @dataclass(frozen=True, kw_only=True)
-class JobLoopState(Record):
+class JobLoopState(Record, LastingInputs):
     """Knowledge of one job that has a memory; its plan is a function of it.
 
     Attributes:
         stragglers: announced slowdowns, at most one per rank; ended ones are dropped.
         detected: detected slowdowns by rank.
         drifts: detected drift of stages.
-        delays, work, step_power, gpus_at_once, gpus_in_node, changed: as in PlanningInputs.
         timetable: timetable of targets; None: no timetable.
         comparison: newest comparison; None: never requested.
         profiling: state of online profiling; None: not profiled online, or not started.
@@ -210,12 +207,6 @@ class JobLoopState(Record):
     stragglers: tuple[AnnouncedSlowdown, ...] = ()
     detected: tuple[RankSlowdown, ...] = ()
     drifts: tuple[StageSlowdown, ...] = ()
-    delays: MeasuredDelays | None = None
-    work: WorkModel | None = None
-    step_power: StepPower | None = None
-    gpus_at_once: int | None = None
-    gpus_in_node: int | None = None
-    changed: ChangedConditions | None = None
     timetable: Timetable | None = None
     comparison: Comparison | None = None
     profiling: ProfilingResult | None = None
@@ -234,14 +225,8 @@ class JobLoopState(Record):
     @property
     def lasting(self) -> PlanningInputs:
         """Planning inputs that neither time nor a slow GPU changes."""
-        return PlanningInputs(
-            delays=self.delays,
-            work=self.work,
-            step_power=self.step_power,
-            gpus_at_once=self.gpus_at_once,
-            gpus_in_node=self.gpus_in_node,
-            changed=self.changed,
-        )
+        names = (item.name for item in fields(LastingInputs))
+        return PlanningInputs(**{name: getattr(self, name) for name in names})
 
     def without_measured(self) -> JobLoopState:
         """Return the findings without what was measured against a replaced profile."""

@@ -198,13 +198,10 @@ class ChangedConditions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanningInputs:
-    """Inputs of a plan beside specification and profile.
+class LastingInputs:
+    """Inputs of a plan beside specification and profile that neither time nor a slow GPU changes.
 
     Attributes:
-        target: target of the timetable; None: the specification's.
-        rank_slowdowns: announced and detected slowdowns, the larger one of each rank.
-        stage_slowdowns: drift of stages.
         delays: measured delays; None: not measured, or too small to matter.
         work: announced work; None: the job announces none.
         step_power: correction of steps' deadlines for a target `power:`; None: none was measured.
@@ -214,9 +211,6 @@ class PlanningInputs:
         changed: conditions under which the profile does not hold; None: none are known.
     """
 
-    target: str | None = None
-    rank_slowdowns: tuple[RankSlowdown, ...] = ()
-    stage_slowdowns: tuple[StageSlowdown, ...] = ()
     delays: MeasuredDelays | None = None
     work: WorkModel | None = None
     step_power: StepPower | None = None
@@ -241,3 +235,18 @@ class PlanningInputs:
             return of_steps
         is_kept = self.step_work is None and of_steps is not None
         return f"{self.work.note}; {KEPT_HIGHEST}" if is_kept else self.work.note
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanningInputs(LastingInputs):
+    """Inputs of a plan beside specification and profile.
+
+    Attributes:
+        target: target of the timetable; None: the specification's.
+        rank_slowdowns: announced and detected slowdowns, the larger one of each rank.
+        stage_slowdowns: drift of stages.
+    """
+
+    target: str | None = None
+    rank_slowdowns: tuple[RankSlowdown, ...] = ()
+    stage_slowdowns: tuple[StageSlowdown, ...] = ()

@@ -32,7 +32,7 @@ def get_report(services: JobServices, job_id: str) -> JobReport:
         fold = read_fold(reader, job)
         predicted = _predicted(reader, summary, fold)
     savings = savings_of(fold, loop_state.gpu_changes)
-    profiling, work_note = loop_state.profiling, loop_state.lasting.work_note
+    profiling, work_note = loop_state.profiling, loop_state.work_note
     return JobReport(
         job_id=job_id,
         emulated=is_emulated(job, summary.ranks),

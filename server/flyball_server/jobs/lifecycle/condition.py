@@ -93,7 +93,7 @@ def _slow(loop_state: JobLoopState, now: datetime) -> JobCondition | None:
 
 def _differing(loop_state: JobLoopState) -> JobCondition | None:
     """Return the condition of a job that keeps its highest clocks for its steps' differences."""
-    inputs = loop_state.lasting
-    if inputs.delays is None or not inputs.delays.work or inputs.step_work is not None:
+    delays = loop_state.delays
+    if delays is None or not delays.work or loop_state.step_work is not None:
         return None
     return JobCondition(name=ConditionName.STEPS_DIFFER)

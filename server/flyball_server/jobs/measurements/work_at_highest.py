@@ -33,7 +33,7 @@ def works_at_highest(
 
     Steps rise; those whose work is not known, of any pipeline, are missing.
     """
-    work = reader.find_loop_state(job_id).lasting.step_work if steps else None
+    work = reader.find_loop_state(job_id).step_work if steps else None
     if work is None or not work.num_microbatches:
         return {}
     pipelines = {

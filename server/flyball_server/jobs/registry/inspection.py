@@ -158,7 +158,7 @@ def summarise(reader: JobReader, job: JobRecord) -> JobSummary:
 def notes(services: JobServices, summary: JobSummary) -> tuple[str, ...]:
     """Return a readable line for each pending condition or anomaly of the job."""
     findings = summary.findings
-    work_note = findings.lasting.work_note
+    work_note = findings.work_note
     of_plan = [
         found.text for found in (findings.missed, findings.order_advice) if found is not None
     ]
