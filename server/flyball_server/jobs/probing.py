@@ -252,10 +252,9 @@ def stage_steps(
 ) -> tuple[StageStep, ...]:
     """Return each stage in each step that all ranks have posted, by step, then stage.
 
-    Steps are given by step, then rank.
-
-    Where work is announced, and steps at the highest clocks say how much longer it makes them,
-    instructions count as so many of the mean work.
+    The measurements in `steps` are ordered by step, then rank. Where work is announced, and steps
+    at the highest clocks show how much longer it makes instructions, these are counted in units of
+    the mean work.
     """
     stage_of = {rank.rank: rank.stage for rank in ranks}
     by_version = {version.version: version for version in versions}
@@ -340,7 +339,7 @@ def _work_over_mean(
     """Return the greatest ratio of a rank's times to those of the mean work; 1: not known.
 
     Args:
-        ranks: instructions of ranks in a step, and the same as so many of the mean work.
+        ranks: instructions of ranks in a step, and the same in units of the mean work.
     """
     return max(
         (
@@ -355,7 +354,7 @@ def _work_over_mean(
 def _counted_by_work(
     versions: Sequence[ProbedVersion], stage_of: Mapping[int, int], details: Sequence[StepDetail]
 ) -> dict[tuple[int, int], tuple[InstructionTimes, ...]]:
-    """Return, by step and rank, instructions as so many of the mean work; empty: not known."""
+    """Return instructions in units of the mean work, by step and rank; empty: not known."""
     worked = {
         (detail.step, detail.rank): WorkedRank(
             stage=stage_of[detail.rank],

@@ -332,7 +332,7 @@ def test_a_failed_job_is_planned_from_an_unplanned_change_once_a_slot_is_free(
     assert PlanReconciler(slots)(failed, "job") is None
     summary = get_job(failed, "job")
     assert (summary.job.state, summary.newest_version) == (JobState.PLANNED, 1)
-    assert slots.acquire(blocking=False)  # it was given back
+    assert slots.acquire(blocking=False)  # it was released
 
 
 def test_a_change_that_fails_is_planned_once(failed: JobServices, picky: PickyPlanner) -> None:
@@ -341,7 +341,7 @@ def test_a_change_that_fails_is_planned_once(failed: JobServices, picky: PickyPl
     for _ in range(3):
         PlanReconciler(slots)(failed, "job")
     assert len(picky.requests) == 1
-    assert slots.acquire(blocking=False)  # it was given back
+    assert slots.acquire(blocking=False)  # it was released
     assert get_job(failed, "job").job.problem == "target: only fastest is met"
     assert register_job(failed, "job", job_spec(target="power:1"))[0].newest_version is None
     with pytest.raises(PlanningFailedError, match="only fastest is met"):

@@ -100,7 +100,10 @@ class DetectionWindow:
         num_steps: int,
         work: WorkModel | None = None,
     ) -> list[RankStep]:
-        """Return the usable ones of a rank's newest `num_steps`, without the version's first."""
+        """Return each rank's usable steps of its newest `num_steps`, without the version's first.
+
+        `work` is the announced work that the version was planned with; None: none was announced.
+        """
         begin = 1 + min((self.newest.get(rank, self.first_step) for rank in ranks), default=0)
         begin = max(begin, self.first_step + 1, self.newest_step - num_steps + 1)
         measured = reader.list_steps(self.job_id, begin, self.newest_step + 1)

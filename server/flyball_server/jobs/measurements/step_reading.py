@@ -142,7 +142,7 @@ def add_steps(reader: JobReader, job_id: str, fold: StepFold, steps: Sequence[St
 
 
 def settled_steps(piece: Sequence[StepTotals], rule: CountingRule) -> Sequence[StepTotals]:
-    """Return the leading ones of rising steps, before the first that is awaited.
+    """Return the steps of a rising sequence before the first that is awaited.
 
     A step is awaited until later ones have been posted for GIVE_UP_S.
     """
@@ -264,7 +264,8 @@ def add_post(
 ) -> None:
     """Add some settled steps to the stored totals, if enough were posted since the last time.
 
-    The posted steps are stored before. Announced work is not kept for long: with it, fewer do.
+    The posted steps are stored already. `has_work` is true if the work of some was announced: it is
+    not kept for long, so fewer steps are enough.
     """
     numbers = {step.step for step in steps}
     newest_step = max(numbers, default=-1)

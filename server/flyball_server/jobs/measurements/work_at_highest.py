@@ -31,7 +31,7 @@ def works_at_highest(
 ) -> dict[int, WorkAtHighest]:
     """Return by step what its announced work takes at the highest clocks, predicted.
 
-    Steps rise; those whose work is not known, of any pipeline, are missing.
+    The steps are in rising order; those of which a pipeline's work is not known are missing.
     """
     work = reader.find_loop_state(job_id).step_work if steps else None
     if work is None or not work.num_microbatches:
@@ -76,7 +76,11 @@ class WorkPredictor:
         self._number = zlib.crc32(repr((work.places, work.coefficients)).encode())
 
     def predicted(self, works: Mapping[int, StepWork]) -> WorkAtHighest | None:
-        """Return a step's time and energy by its work, of data-parallel ranks; None: not known."""
+        """Return time and energy of a step; None: they cannot be predicted.
+
+        Args:
+            works: work of the step by data-parallel rank.
+        """
         own: list[tuple[PipelineModel, list[float]]] = []
         for dp_rank, work in sorted(works.items()):
             model = self._models[self._plan.pipelines.index(self._plan.pipeline_of(dp_rank))]

@@ -17,7 +17,10 @@ def common_scope(ranks: Sequence[RankRecord]) -> EnergyScope | None:
 
 
 def scope_notes(ranks: Sequence[RankRecord], profile_scope: EnergyScope | None) -> list[str]:
-    """Return a line for each thing that is not comparable; None: the profile's is not known."""
+    """Return a line for each thing that is not comparable.
+
+    `profile_scope` is what the profile's energies count; None: not known.
+    """
     by_scope: dict[EnergyScope, list[int]] = {}
     for rank in ranks:
         if rank.energy_scope is not None and not rank.has_left:

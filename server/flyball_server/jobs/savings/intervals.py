@@ -44,7 +44,13 @@ class MeanEstimate:
 
     @classmethod
     def of_parts(cls, mean: float, parts: Sequence[float], *, num_steps: int) -> MeanEstimate:
-        """Return the mean with the variance that independent means of parts of the steps show."""
+        """Return the mean with a variance estimated from independent parts of the steps.
+
+        Args:
+            mean: mean of all steps.
+            parts: mean of each part, or its deviation; with fewer than two the variance is None.
+            num_steps: number of all steps.
+        """
         num = len(parts)
         if num < 2:
             return cls(mean=mean, variance=None, degrees_of_freedom=0, num_steps=num_steps)

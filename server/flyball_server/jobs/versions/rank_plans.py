@@ -337,7 +337,14 @@ def part_of(
     profile: StageProfile | None,
     planned_inputs: PlanningInputs,
 ) -> RankPlan:
-    """Return this rank's part of a version."""
+    """Return this rank's part of a version.
+
+    Args:
+        plan: the version.
+        rank: the rank.
+        profile: the job's profile; None: none is known.
+        planned_inputs: inputs that the version was planned with, announced work among them.
+    """
     work = planned_inputs.step_work
     instructions = rank_instructions(plan.plan, rank)
     pipeline = None

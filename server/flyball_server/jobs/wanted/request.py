@@ -250,7 +250,8 @@ def with_measured_delays(
 ) -> PlanOptions:
     """Return options with the measured tail, transfers and clock changes; given times win.
 
-    Without measured delays they stay as they are.
+    `delays` is None where none were measured; `has_given_transitions` is true if the job gives the
+    times of its clock changes.
 
     Raises:
         PlanningError: the GPUs of a node would take too long to change their clocks together.
