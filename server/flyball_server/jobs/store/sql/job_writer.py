@@ -27,7 +27,7 @@ from flyball_server.jobs.step_records import (
     StepRecord,
     merged_moments,
 )
-from flyball_server.jobs.store.sql.job_reader import JobReader, some_at_a_time
+from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.jobs.store.sql.sql_rows import (
     detail_values,
     fold_rows,
@@ -59,6 +59,7 @@ from flyball_server.jobs.store.sql.sql_tables import (
     stage_totals,
     step_totals,
 )
+from flyball_server.jobs.store.sql.step_reader import some_at_a_time
 
 # Makes an INSERT with `on_conflict_do_update`, for which SQL has no common syntax.
 AnyInsert = sqlite.Insert | postgresql.Insert
