@@ -309,7 +309,7 @@ def _stage_step(
         stage: the stage.
         records: its ranks' totals.
         times: their instructions.
-        counted: the same as so many of the mean work, None where that is not known; empty: no work
+        counted: the same in units of the mean work, None where that is not known; empty: no work
             is announced.
         iteration_time_s: time of the step, s.
         is_probed: the step ran a version that measures.

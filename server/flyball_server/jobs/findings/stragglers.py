@@ -87,7 +87,7 @@ class DetectionWindow:
             reach = min(2 * reach, _FAR_STEPS)
 
     def begin_detection(self, pause_steps: int) -> bool:
-        """Begin a detection if so many steps have run since the last one; return whether it did."""
+        """Begin a detection `pause_steps` steps after the last one; return whether it began."""
         if self.newest_step - self.detected_at_step < pause_steps:
             return False
         self.detected_at_step = self.newest_step

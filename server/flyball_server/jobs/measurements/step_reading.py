@@ -118,7 +118,7 @@ def read_settled(reader: JobReader, job: JobRecord, fold: StepFold) -> Sequence[
 def _add_piece(
     reader: JobReader, job: JobRecord, fold: StepFold, limit: int
 ) -> tuple[int, Sequence[StepTotals]]:
-    """Read at most so many steps, and add the settled ones.
+    """Read at most `limit` steps, and add the settled ones.
 
     Returns:
         The number of steps that were read, and those that are not settled.
