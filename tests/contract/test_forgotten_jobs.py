@@ -161,7 +161,7 @@ def is_any_waiting(engine: Engine) -> bool:
         " WHERE datname = current_database() AND locktype = 'advisory' AND NOT granted"
     )
     with engine.connect() as connection:
-        return connection.execute(waiting).scalar_one() > 0
+        return bool(connection.execute(waiting).scalar_one())
 
 
 @pytest.mark.parametrize("database_url", ["postgres"], indirect=True)

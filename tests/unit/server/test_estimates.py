@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from flyball_server.jobs.measurements.step_pairs import BatchMeans, PairedMeans
+from flyball_server.jobs.measurements.step_pairs import BatchMeans, PairedMeans, WorkedMeans
 from flyball_server.jobs.savings.intervals import (
     MeanEstimate,
     combined,
@@ -137,6 +137,17 @@ def test_the_ratio_of_pairs_is_that_of_their_means_with_cochrans_error() -> None
     left = [x - expected * y for x, y in zip(a, b, strict=True)]
     error = math.sqrt(sum(each**2 for each in left) / 2 / 3) / statistics.fmean(b)
     assert ratio.high == pytest.approx(expected + quantile_of_t(2) * error)
+
+
+def test_a_ratio_to_predicted_work_varies_as_its_residuals_over_the_mean_work() -> None:
+    series = WorkedMeans()
+    for measured_s, predicted_s in ((2.2, 1.0), (5.8, 3.0)):
+        series.add(measured_s, predicted_s)
+    ratio = series.ratio()
+    assert ratio is not None
+    # Residuals of 0.2 and -0.2 s, over a mean of 2 s.
+    assert (ratio.mean, ratio.variance) == pytest.approx((2.0, 0.01))
+    assert (ratio.degrees_of_freedom, ratio.num_steps) == (1, 2)
 
 
 @pytest.mark.parametrize("block", [1, 5])
