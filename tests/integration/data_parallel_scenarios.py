@@ -60,8 +60,8 @@ ROWS = (
 # Of a forward and a backward, as parts of that step.
 PARTS = {InstructionKind.FORWARD: 1 / 3, InstructionKind.BACKWARD: 2 / 3}
 NUM_MICROBATCHES = 4
-# A slowdown is found some percent too small where the window has steps before it, and stays within
-# 4 %: between the times of 1005 and 900 MHz it is all the same.
+# Up to a quarter of the steps of a detector's window may precede a slowdown, which is then found up
+# to 6 % too small: still between the times of 1005 and 900 MHz, so the plan is the same.
 STRAGGLER, SLOWDOWN = 1, 1.28
 # After "slowdown:0.05": targets and the clocks of the steps under them.
 TARGETS = {

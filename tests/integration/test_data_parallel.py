@@ -99,7 +99,7 @@ def test_a_straggler_is_found_and_the_others_slow_down_to_it(
     assert found[STRAGGLER] == pytest.approx([1410, slow_s, slow_s, SLOWDOWN * 300], rel=2e-3)
     ((rank, source, slowdown),) = ranks[0][f"{kind} planned"]["stragglers"]
     assert (rank, source) == (STRAGGLER, "detected")
-    # Its window may begin before it.
+    # Up to a quarter of the window's steps may precede the slowdown.
     assert SLOWDOWN / 1.06 < slowdown < SLOWDOWN * 1.001
 
 

@@ -103,7 +103,7 @@ class EmulatedTraining:
         return [self._step() for _ in range(num_steps)]
 
     def train_until(self, is_so: Callable[[], bool], *, max_steps: int = 500) -> None:
-        """Train until it is so, for so many steps and as long as a busy planner may take."""
+        """Train until it is so; fail after more than `max_steps` steps and `PATIENCE_S`."""
         first, deadline_s = len(self.steps), time.monotonic() + PATIENCE_S
         while not is_so():
             is_in_time = time.monotonic() < deadline_s
