@@ -471,7 +471,7 @@ def with_own_clocks() -> Findings:
 
 
 def _has_own_clocks(job: VirtualJob, *, num_steps: int) -> bool:
-    """Return whether all ranks had clocks of a step's own in so many steps, and in the last."""
+    """Return whether on all ranks enough steps had clocks of their own, also among the last."""
     num_timings = len(job.timings) // len(job.session.history)
     are_own = [one.sm_clock_mhz == 900 for one in job.timings]
     num_own, num_lately = sum(are_own), sum(are_own[-num_steps * num_timings :])

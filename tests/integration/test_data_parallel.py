@@ -128,10 +128,11 @@ def test_a_rank_with_little_work_runs_slower_while_others_take_no_longer(
             planned_mhz, planned_s = (900, 1.33) if work == 1.0 else (1305, longest_s)
             # A step whose clocks come too late, on a busy machine, has the highest.
             is_own = sm_clock_mhz == planned_mhz
-            own += is_own
+            own += sm_clock_mhz == 900
             assert is_own or sm_clock_mhz == 1410
             assert compute_s == pytest.approx(planned_s if is_own else work, rel=1e-3)
             assert time_s <= longest_s * 1.001
+        # In every other step it has little work.
         assert own > 0
 
 
