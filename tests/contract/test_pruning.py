@@ -44,7 +44,7 @@ COMPARISON = (False, True, True, False)
 
 
 def exact(number: float) -> float:
-    """A number near it whose sums have no rounding: a database adds in an order of its own."""
+    """Round to 1/1024, so that sums are exact: a database adds in an order of its own."""
     return round(1024 * number) / 1024
 
 

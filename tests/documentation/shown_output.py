@@ -9,7 +9,7 @@ _ELLIPSIS = "..."
 # What is shown of JSON is broken into lines as the page needs it.
 _JSON = re.compile(r"[{\[]")
 _FIGURE = re.compile(r"[\w.+-]*\d[\w.+-]*")
-# The verdict of a measurement is the machine's: one that runs other things has wider intervals.
+# The verdict of a measurement depends on the machine: on a busy one the intervals are wider.
 _VERDICT = re.compile(r"(\S+: ).*(, measured on )")
 _LONGEST_SHOWN = 6000
 # Tokens and their public parts are made anew each time, and used again on the page.

@@ -60,8 +60,8 @@ ROWS = (
 # Of a forward and a backward, as parts of that step.
 PARTS = {InstructionKind.FORWARD: 1 / 3, InstructionKind.BACKWARD: 2 / 3}
 NUM_MICROBATCHES = 4
-# A slowdown is found some percent too small where the window has steps before it, and stays within
-# 4 %: between the times of 1005 and 900 MHz it is all the same.
+# Up to a quarter of the steps of a detector's window may precede a slowdown, which is then found up
+# to 6 % too small: still between the times of 1005 and 900 MHz, so the plan is the same.
 STRAGGLER, SLOWDOWN = 1, 1.28
 # After "slowdown:0.05": targets and the clocks of the steps under them.
 TARGETS = {
@@ -471,7 +471,7 @@ def with_own_clocks() -> Findings:
 
 
 def _has_own_clocks(job: VirtualJob, *, num_steps: int) -> bool:
-    """Return whether all ranks had clocks of a step's own in so many steps, and in the last."""
+    """Return whether on all ranks enough steps had clocks of their own, also among the last."""
     num_timings = len(job.timings) // len(job.session.history)
     are_own = [one.sm_clock_mhz == 900 for one in job.timings]
     num_own, num_lately = sum(are_own), sum(are_own[-num_steps * num_timings :])

@@ -99,7 +99,7 @@ def test_a_straggler_is_found_and_the_others_slow_down_to_it(
     assert found[STRAGGLER] == pytest.approx([1410, slow_s, slow_s, SLOWDOWN * 300], rel=2e-3)
     ((rank, source, slowdown),) = ranks[0][f"{kind} planned"]["stragglers"]
     assert (rank, source) == (STRAGGLER, "detected")
-    # Its window may begin before it.
+    # Up to a quarter of the window's steps may precede the slowdown.
     assert SLOWDOWN / 1.06 < slowdown < SLOWDOWN * 1.001
 
 
@@ -128,10 +128,11 @@ def test_a_rank_with_little_work_runs_slower_while_others_take_no_longer(
             planned_mhz, planned_s = (900, 1.33) if work == 1.0 else (1305, longest_s)
             # A step whose clocks come too late, on a busy machine, has the highest.
             is_own = sm_clock_mhz == planned_mhz
-            own += is_own
+            own += sm_clock_mhz == 900
             assert is_own or sm_clock_mhz == 1410
             assert compute_s == pytest.approx(planned_s if is_own else work, rel=1e-3)
             assert time_s <= longest_s * 1.001
+        # In every other step it has little work.
         assert own > 0
 
 

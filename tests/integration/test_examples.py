@@ -91,7 +91,7 @@ def test_a_planner_that_is_away_costs_a_line_a_rank_and_one_for_the_job(
         assert rank[name]["plain"]["warnings"] == []
         warnings = rank[name]["flyball"]["warnings"]
         if name == WITH_PLANNER:
-            # A busy machine may post its last measurements too late, and says so.
+            # On a busy machine the last measurements may be posted too late, which is logged.
             assert [line for line in warnings if "did not accept them in time" not in line] == []
             continue
         # Rank 0 has the job to register, besides itself.

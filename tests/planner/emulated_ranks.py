@@ -41,7 +41,7 @@ AT_LEAST_S = 0.02
 # A step's real time where the planner may have something to decide: at most while it lacks the
 # step, and once it has it.
 LACKING_S, DECIDING_S = 20.0, 1.0
-# Real time at most in which a version reaches the ranks, if it reaches them.
+# Longest wait in real time for a version to reach all ranks; some never do.
 ARRIVAL_S = 5.0
 # Looked at of any version, also of one whose cycle is shorter.
 FEWEST_STEPS = 12
@@ -82,7 +82,7 @@ class EmulatedTraining:
         work: draws a microbatch's work; None: all are as profiled.
         work_of_step: work of a step by its number, in place of `work`.
         _ends: version of a probe plan -> the step after its cycle.
-        _sent: versions that the ranks were waited for to receive.
+        _sent: versions whose arrival at the ranks was waited for.
     """
 
     job_id: str
@@ -103,7 +103,7 @@ class EmulatedTraining:
         return [self._step() for _ in range(num_steps)]
 
     def train_until(self, is_so: Callable[[], bool], *, max_steps: int = 500) -> None:
-        """Train until it is so, for so many steps and as long as a busy planner may take."""
+        """Train until it is so; fail after more than `max_steps` steps and `PATIENCE_S`."""
         first, deadline_s = len(self.steps), time.monotonic() + PATIENCE_S
         while not is_so():
             is_in_time = time.monotonic() < deadline_s

@@ -382,7 +382,7 @@ def _device() -> torch.device:
 def _coupling_of(config: Any) -> Coupling:  # noqa: ANN401 - as above
     """Return where ranks of other pipelines are met: its experts', or once a step.
 
-    Of steps that are hooked as a whole it is not known.
+    It is unknown where steps are hooked as a whole.
     """
     if _has_whole_steps(config):
         return "unknown"

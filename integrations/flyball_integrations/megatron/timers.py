@@ -37,6 +37,12 @@ class HookedTimers:
     """Replacement for `config.timers` that passes all calls on to the timers before it.
 
     A call of Megatron's schedule without gradients (`torch.no_grad`) counts as an evaluation.
+
+    Args:
+        timers: the timers before it; None: there were none.
+        training: called around every call, forward and backward.
+        order: instructions of this rank's stage, in the order of execution.
+        transfers: timer of every receive and send.
     """
 
     def __init__(

@@ -18,6 +18,11 @@ class MegatronTraining:
 
     A step is one call of Megatron's `forward_backward_func`, or what stands in a
     `with training_step()` around it.
+
+    Args:
+        hooks: called in the order of execution.
+        synchronize: waits until the device has finished the computations launched so far.
+        transfers: times receives and sends; None: they are not timed.
     """
 
     def __init__(

@@ -52,6 +52,10 @@ class DeviceTransferTimer(TransferTimer):
     It waits only at the end of a step, for the last send: the optimizer's work is launched behind
     it by then, so the GPU continues. After an event that fails, transfers are no longer timed,
     with one line in the log.
+
+    Args:
+        on_transfer: called after a synchronization with the device.
+        make_event: returns an event that can be timed, as `torch.cuda.Event`.
     """
 
     def __init__(self, on_transfer: OnTransfer, *, make_event: Callable[..., Any]) -> None:

@@ -17,7 +17,13 @@ STEP = "step"
 
 
 class WholeSteps:
-    """Hooks around the training steps of one rank."""
+    """Hooks around the training steps of one rank.
+
+    Args:
+        session: session of the rank.
+        synchronize: waits until the device has finished what was launched on the current stream.
+        inside: returns a context for the inside of each step.
+    """
 
     def __init__(
         self,

@@ -294,7 +294,7 @@ def _hook(
 ) -> None:
     """Hook the schedule, its stages and the optimizer, and set the order.
 
-    That is the schedule's own where there are no orders, with its overlapped pairs sent apart.
+    Without orders the schedule keeps its own, and the sends of overlapped pairs are split.
     """
     patch = SchedulePatch(
         schedule,

@@ -200,6 +200,10 @@ def run_in_order(
 def rehearse(schedule: PipelineSchedule, orders: Sequence[Sequence[Computation]]) -> None:
     """Check before training that this version of torch can run another order.
 
+    Args:
+        schedule: with one stage per rank; it does not change.
+        orders: of every pipeline rank, as in `run_in_order`.
+
     Raises:
         ValueError: this torch cannot.
     """

@@ -3,7 +3,7 @@
 Each rank is a rank session with an emulated GPU, driven by the hooks as a training script
 drives it. No iteration time is given here: time comes from the devices, the
 order of each rank, and the messages it has to wait for. A message carries the moment it was sent,
-and `run_step` runs the ranks in the order of virtual time, so a clock a rank is enough.
+and `run_step` runs the ranks in the order of virtual time, so each rank has a clock of its own.
 """
 
 from __future__ import annotations

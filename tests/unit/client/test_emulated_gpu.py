@@ -11,7 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.client.tiny_profile import HandClock, point, tiny_profile
 
-from flyball_client.gpu.emulated import IDEAL_GPU, EmulatedGpu, EmulatedGpuSettings, WallClock
+from flyball_client.gpu.emulated import (
+    IDEAL_GPU,
+    EmulatedGpu,
+    EmulatedGpuSettings,
+    LeapingClock,
+    WallClock,
+)
 from flyball_client.gpu.emulated.choice import drawn_work
 from flyball_pipeline.instruction import InstructionKind
 from flyball_profiles.stage_profile import ProfileError, StageProfile
@@ -293,3 +299,10 @@ def test_the_wall_clock_never_wakes_before_its_deadline() -> None:
         deadline_s = time.monotonic() + wait_s
         clock.sleep_until(deadline_s)
         assert clock.now_s() >= deadline_s
+
+
+def test_a_leaping_clock_is_at_once_at_its_deadline_and_never_goes_back() -> None:
+    clock = LeapingClock()
+    for deadline_s, moment_s in ((0.5, 0.5), (0.2, 0.5), (60.0, 60.0)):
+        clock.sleep_until(deadline_s)
+        assert clock.now_s() == moment_s

@@ -31,7 +31,10 @@ BLOCKING_POWER_W = 80.0
 
 
 def profile(num_stages: int) -> StageProfile:
-    """Forward 0.1 s and 30 J, backward 0.2 s and 62 J, half as fast at half the clock."""
+    """Forward 0.1 s and 30 J, backward 0.2 s and 62 J, half as fast at half the clock.
+
+    Either part of a split backward takes half of it.
+    """
     return StageProfile(
         points={
             (stage, kind): tuple(
@@ -44,6 +47,8 @@ def profile(num_stages: int) -> StageProfile:
             for kind, time_s, energy_j in (
                 (InstructionKind.FORWARD, 0.1, 30.0),
                 (InstructionKind.BACKWARD, 0.2, 62.0),
+                (InstructionKind.BACKWARD_INPUT, 0.1, 31.0),
+                (InstructionKind.BACKWARD_WEIGHT, 0.1, 31.0),
             )
         },
         num_ranks_per_stage=(1,) * num_stages,
@@ -51,8 +56,8 @@ def profile(num_stages: int) -> StageProfile:
 
 
 def order(text: str) -> Order:
-    """`F0 F1 B0 B1` as an order."""
-    kinds = {"F": "forward", "B": "backward"}
+    """`F0 F1 B0 I1 W1` as an order."""
+    kinds = {"F": "forward", "B": "backward", "I": "backward_input", "W": "backward_weight"}
     return tuple((kinds[word[0]], int(word[1:])) for word in text.split())
 
 
@@ -143,6 +148,17 @@ def test_a_message_that_takes_its_time_is_waited_for_where_nothing_else_is_left_
     assert waits_s(first) == pytest.approx({"F0": 0.0, "F1": 0.0, "B0": 0.3, "B1": 0.1})
     assert waits_s(last) == pytest.approx({"F0": 0.15, "B0": 0.0, "F1": 0.0, "B1": 0.0})
     assert [measured.time_s for measured in step] == pytest.approx([1.0, 1.0])
+
+
+def test_of_a_split_backward_the_first_part_gives_the_gradient() -> None:
+    """I0 of stage 0 waits for that of stage 1, which begins at 0.2 s, and W0 for nothing."""
+    with pipelines([order("F0 I0 W0")] * 2) as ranks:
+        step = run_step(ranks, num_stages=2)
+        assert [measured.time_s for measured in step] == pytest.approx([0.5, 0.5])
+        waits = [
+            [timing.receive_time_s for timing in rank.session.last_step_timings] for rank in ranks
+        ]
+    assert waits == [pytest.approx([0.0, 0.2, 0.0]), pytest.approx([0.1, 0.0, 0.0])]
 
 
 def test_a_pipeline_with_a_straggler_keeps_the_other_ones_waiting_at_the_end() -> None:

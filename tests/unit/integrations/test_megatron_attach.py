@@ -26,6 +26,7 @@ from flyball_integrations.megatron import pipeline
 from flyball_integrations.megatron.order import interleaved
 from flyball_integrations.megatron.pipeline import attach, detach, training_step
 from flyball_integrations.shared import attachment
+from flyball_integrations.shared.attachment import RankLayout
 from flyball_integrations.shared.device_hooks import DeviceHooks
 from flyball_server.planning.scheduling import schedule_for
 from flyball_wire.messages import JobRegistration
@@ -187,6 +188,36 @@ def test_whole_steps_are_timed_after_a_wait_for_the_device(
     monkeypatch.setattr(attachment, "DeviceHooks", made)
     attach(config(**changes), job_id="job", num_microbatches=2, gpu=RecordingGpu(), timing="stream")
     made.assert_called_once_with(torch.device("cpu"), timing)
+
+
+@pytest.mark.parametrize(
+    ("changes", "coupling"),
+    [
+        ({}, "step"),
+        ({"expert_model_parallel_size": 2}, "instruction"),
+        (_WHOLE | {"expert_model_parallel_size": 2}, "unknown"),
+    ],
+)
+def test_a_rank_starts_in_megatrons_place_at_its_step_and_with_the_configs_coupling(
+    changes: dict[str, Any], coupling: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number, name in enumerate(("pipeline_model", "data", "tensor_model", "context"), 1):
+        rank = f"get_{name}_parallel_rank"
+        monkeypatch.setattr(parallel_state, rank, lambda number=number: number)
+    monkeypatch.setattr(parallel_state, "get_virtual_pipeline_model_parallel_world_size", lambda: 2)
+    made, start = mock.Mock(wraps=attachment.RankEnds), attachment.RankEnds.start
+    monkeypatch.setattr(pipeline, "RankEnds", made)
+    with mock.patch.object(
+        attachment.RankEnds, "start", autospec=True, side_effect=start
+    ) as started:
+        session = attach(
+            config(**changes), job_id="job", num_microbatches=2, initial_step=7, gpu=RecordingGpu()
+        )
+    ends = made.call_args.kwargs
+    assert ends["layout"] == RankLayout(rank=0, stage=1, dp_rank=2, tp_rank=3, cp_rank=4)
+    assert ends["num_chunks"] == 2
+    assert session.current_step == 7
+    assert started.call_args.kwargs == {"coupling": coupling}
 
 
 def test_a_plan_without_instructions_leaves_whole_steps_unplanned() -> None:

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch.distributed
+from tests.planner.patience import PATIENCE_S, wait_until
 
 from flyball_client.steps.agreement import AgreementError
 from flyball_integrations.shared import step_agreement
@@ -70,6 +71,24 @@ def test_ranks_that_decline_wait_for_nobody_and_may_announce_the_next_time(
     on_ranks(lambda rank: decline_to_agree())
     places = [(rank, 0, 0, 0) for rank in range(NUM_RANKS)]
     assert on_ranks(lambda rank: _Places().exchange(places[rank], 20.0)) == [places] * NUM_RANKS
+
+
+@pytest.mark.parametrize("late", [0, 2])
+def test_a_rank_that_comes_after_it_was_named_is_waited_for(
+    on_ranks: OnRanks,
+    late: int,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(step_agreement, "_NAMED_AFTER_S", 0.05)
+    places = [(rank, 0, 0, 0) for rank in range(NUM_RANKS)]
+
+    def call(rank: int) -> object:
+        if rank == late:
+            wait_until(lambda: bool(caplog.records))
+        return _Places().exchange(places[rank], PATIENCE_S)
+
+    assert on_ranks(call) == [places] * NUM_RANKS
 
 
 @pytest.mark.parametrize("silent", [0, 2])

@@ -65,6 +65,9 @@ class WholeBatchAnnouncer(PipelineAnnouncer):
 class WorkReader(Generic[B]):
     """Work of steps, by the lengths of their batches.
 
+    Args:
+        lengths: returns a batch's lengths, as the announcer takes them.
+
     Attributes:
         is_broken: True: lengths could not be read, and nothing is announced any more.
     """
