@@ -102,10 +102,7 @@ FRONTIERS = FRONTIER_1F1B, FRONTIER_ENVPIPE = (
 
 
 def example_model() -> EvaluatedModel:
-    """Return the shipped GPT-3 175B, without an experiment of EnvPipe's, with its 4 K microbatches.
-
-    K is the number of stages.
-    """
+    """Return the shipped GPT-3 175B, which EnvPipe did not run, with 4 microbatches per stage."""
     profile = load_example_profile()
     return EvaluatedModel(
         name=EXAMPLE_PROFILE_NAME,

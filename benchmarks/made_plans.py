@@ -1,4 +1,4 @@
-"""Jobs that are stored without being called for, and plans without being solved."""
+"""Jobs and plans that are stored directly: no calls, no solving."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from flyball_wire.messages import JobSpec
 from flyball_wire.plans.plan import PipelinePlan, Plan, PlannedInstruction, Prediction
 
 MOMENT = datetime(2026, 1, 1, tzinfo=UTC)
-"""Time at which jobs and plans are made."""
+"""Time at which jobs and plans were created."""
 
 
 def store_job(
@@ -24,7 +24,7 @@ def store_job(
     *,
     job_id: str = "job",
 ) -> None:
-    """Store a job with all its ranks, as many for each stage, and its plan versions.
+    """Store a job with all its ranks, equally many per stage, and its plan versions.
 
     Args:
         writer: open transaction.

@@ -31,9 +31,9 @@ class PredictedFigures:
 
     Attributes:
         energy_j: energy of one iteration, J.
-        lower_bound_j: no plan within the target needs less, J; of a power budget, no plan at this
-            iteration time. With a reserve the bound is on plans that keep it and are no faster.
-            null: unknown.
+        lower_bound_j: lower bound of the energy, J: no plan within the target needs less; for a
+            power budget, no plan with this iteration time. With a reserve the bound is on plans
+            that keep it and are no faster. null: unknown.
         compared: plans for the same target without a clock change: `constant`, the best clock of
             each stage, and `global`, the best clock of all; only beside a plan of `frontier` for at
             most 64 stages, and only those that meet the target.

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
+from docs.scripts.tables import inherited_attributes
 
 from flyball_integrations.deepspeed.settings import SETTINGS
 from flyball_pipeline.instruction import InstructionKind
@@ -25,10 +26,9 @@ from flyball_server.planning.policies import POLICIES
 from flyball_server.planning.policies.reconfigure import RECONFIGURATIONS
 from flyball_server.planning.schedule_choice import AUTO
 from flyball_server.settings import Settings
-from flyball_wire import messages, read_models
+from flyball_wire import closed_loop, measurements, messages, read_models, savings
 from flyball_wire.command.command import Command
 from flyball_wire.messages import JobState
-from flyball_wire.options import Option
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -104,8 +104,10 @@ def wire_types() -> list[type]:
     """Every dataclass that crosses HTTP."""
     return [
         item
-        for item in (vars(messages) | vars(read_models)).values()
-        if isinstance(item, type) and dataclasses.is_dataclass(item) and item is not Option
+        for module in (closed_loop, measurements, messages, read_models, savings)
+        for item in vars(module).values()
+        if dataclasses.is_dataclass(item) and isinstance(item, type)
+        if item.__module__ == module.__name__
     ]
 
 
@@ -201,6 +203,14 @@ def test_every_wire_type_and_each_of_its_fields_is_in_the_documentation(crossing
     code = set(_INLINE_CODE.findall(page))
     fields = {field.name for field in dataclasses.fields(crossing)}
     assert fields - code == set()
+
+
+@pytest.mark.parametrize("crossing", wire_types(), ids=lambda crossing: crossing.__name__)
+def test_every_field_has_the_meaning_that_its_class_or_a_base_gives_it(crossing: type) -> None:
+    bodies = section(DOCS / "rest.md", "Bodies").split("\n### ")
+    found = [rows(body) for body in bodies if body.startswith(f"{crossing.__name__}\n")]
+    without = {row[0].strip("`") for table in found for row in table if not row[3]}
+    assert without & set(inherited_attributes(crossing)) == set()
 
 
 @pytest.mark.parametrize(

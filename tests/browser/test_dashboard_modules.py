@@ -343,10 +343,10 @@ def test_a_reserve_is_shown_with_its_cost_or_as_not_chosen(modules: Modules) -> 
         assert shown[-1].startswith(f"Reserve for noise0.39 %{text}")
 
 
-def test_the_gap_names_late_clocks_where_they_cost_energy(modules: Modules) -> None:
+def test_the_gap_names_late_clock_changes_where_they_cost_energy(modules: Modules) -> None:
     gap = {"gap_percent": 2.0, "lower_bound_j": 500.0}
-    late = ", of it 1.00 % for late clocks"
-    for late_changes_j, text in ((5.0, late), (0.0, "")):
+    late = ", of it 1.00 % for late clock changes"
+    for late_changes_j, text in ((5.0, late), (0.001, ""), (0.0, "")):
         predicted = {**PREDICTED, **gap, "late_changes_j": late_changes_j}
         shown = modules.run("figures_panel", FIGURES, job=job(predicted=predicted))
         assert any(

@@ -108,6 +108,7 @@ def test_a_plan_file_of_any_schedule_simulates_to_what_it_says(
         ("order.csv", "", "--order: every stage must run something"),
         ("order.csv", "0F0,0B0\n1F0,1Q0\n", "line 2: '1Q0' is not an action such as 2F0"),
         ("order.csv", "0" * 9999, f"line 1: '{'0' * 40}' is not an action such as 2F0"),
+        ("order.csv", "0" * 9999 + "F", f"line 1: '{'0' * 40}' names no microbatch"),
     ],
 )  # fmt: skip
 def test_an_order_that_cannot_be_used_is_refused_in_one_line(

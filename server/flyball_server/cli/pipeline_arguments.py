@@ -96,7 +96,7 @@ def request_of(
 ) -> tuple[PlanRequest | tuple[PlanRequest, ...], GpuWindow | None]:
     """Return the request that the parsed arguments describe, and the GPU table's entry for them.
 
-    Of separate pipelines there is one request each, by `dp_rank`.
+    Separate pipelines have a request each, by `dp_rank`.
 
     Raises:
         PipelineError: a part is invalid; `field` names it.

@@ -33,7 +33,7 @@ from flyball_server.planning.simulated_plan import SimulatedPlan
 def separate_pipelines(
     request: PlanRequest, profiles: Sequence[StageProfile]
 ) -> tuple[PlanRequest, ...]:
-    """Return the request for pipelines of these profiles, by `dp_rank`; its profile is not used.
+    """Return a request for each pipeline, by `dp_rank`; the profile of `request` is not used.
 
     Its blocking power is one value, one per stage, or one per stage of each pipeline.
 

@@ -151,10 +151,10 @@ function gapHero(predicted) {
   if (predicted?.gap_percent == null || predicted.lower_bound_j === null)
     return hero("Plan", gapWord(null), "only policy frontier proves how little energy is needed");
   const { gap_percent, late_changes_j, lower_bound_j } = predicted;
-  const late = percent((100 * late_changes_j) / lower_bound_j, { digits: 2 });
+  const late = (100 * late_changes_j) / lower_bound_j;
   const why =
     `needs at most ${percent(gap_percent, { digits: 2 })} more energy than any plan as fast` +
-    (late_changes_j > 0 ? `, of it ${late} for late clocks` : "");
+    (late < 0.005 ? "" : `, of it ${percent(late, { digits: 2 })} for late clock changes`);
   return hero("Plan", gapWord(gap_percent), why);
 }
 

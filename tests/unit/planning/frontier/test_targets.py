@@ -10,7 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.planning.oracles import every_plan
-from tests.unit.planning.tiny_pipelines import enumerable_models, equal_profile, request_of
+from tests.unit.planning.tiny_pipelines import (
+    enumerable_models,
+    equal_profile,
+    example_model,
+    request_of,
+)
 
 from flyball_profiles.examples import load_example_profile
 from flyball_server.planning.errors import TargetUnreachableError
@@ -50,6 +55,16 @@ def test_the_least_energy_is_every_instruction_at_its_valley() -> None:
 def test_more_time_than_the_least_energy_takes_is_not_used(target: str) -> None:
     assert plan(target).predicted.energy_j == pytest.approx(plan("least-energy").predicted.energy_j)
     assert plan(target).iteration_time_s <= SLOWEST_S * (1 + 1e-9)
+
+
+def test_a_deadline_that_rounding_puts_before_the_fastest_time_is_that_time() -> None:
+    solver = DeadlineSolver(example_model(4))
+    fastest_s = solver.fastest_time_s
+    at, before = (
+        plan_for_target(solver, parse_target("fastest"), deadline_s, 50)
+        for deadline_s in (fastest_s, math.nextafter(fastest_s, 0.0))
+    )
+    assert (before.iteration_time_s, before.energy_j) == (at.iteration_time_s, at.energy_j)
 
 
 @pytest.mark.parametrize(
