@@ -25,7 +25,7 @@ from flyball_server.planning.policies import POLICIES
 from flyball_server.planning.policies.reconfigure import RECONFIGURATIONS
 from flyball_server.planning.schedule_choice import AUTO
 from flyball_server.settings import Settings
-from flyball_wire import messages, read_models
+from flyball_wire import closed_loop, measurements, messages, read_models, savings
 from flyball_wire.command.command import Command
 from flyball_wire.messages import JobState
 from flyball_wire.options import Option
@@ -102,11 +102,14 @@ def settings_variables() -> frozenset[str]:
 
 def wire_types() -> list[type]:
     """Every dataclass that crosses HTTP."""
-    return [
+    modules = (messages, measurements, read_models, closed_loop, savings)
+    found = (
         item
-        for item in (vars(messages) | vars(read_models)).values()
+        for module in modules
+        for item in vars(module).values()
         if isinstance(item, type) and dataclasses.is_dataclass(item) and item is not Option
-    ]
+    )
+    return list(dict.fromkeys(found))
 
 
 # ------------------------------------------------------------------ what the documentation has
