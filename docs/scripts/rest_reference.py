@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import is_dataclass
+from functools import cache
+from importlib import import_module
+from pkgutil import walk_packages
 from typing import Any
 
 from docs.scripts.openapi_document import openapi_document, schemas
 from docs.scripts.tables import attributes_of, code, inherited_attributes, listed, summary_of, table
 
-from flyball_wire import (
-    closed_loop,
-    messages,
-    online_profiling,
-    orders,
-    plan_options,
-    read_models,
-)
+import flyball_wire
 
 # Of all calls, as the page's introduction says.
 _COMMON_ERRORS = {"400", "401", "403", "408", "413", "415", "503"}
@@ -114,10 +111,8 @@ def _text_of(name: str, schema: Schema) -> str:
 
 
 def _fields(name: str, schema: Schema) -> str:
-    modules = (messages, read_models, closed_loop, orders, online_profiling, plan_options)
-    described = next((found for each in modules if (found := getattr(each, name, None))), None)
     texts = attributes_of(schema.get("description", ""))
-    if described is not None:
+    if (described := _wire_types().get(name)) is not None:
         texts = inherited_attributes(described) | texts
     required = schema.get("required", [])
     rows = [
@@ -130,6 +125,21 @@ def _fields(name: str, schema: Schema) -> str:
         for field, part in schema["properties"].items()
     ]
     return table(("field", "type", "default", "meaning"), rows)
+
+
+@cache
+def _wire_types() -> dict[str, type]:
+    """Return the wire's dataclasses by name."""
+    modules = [
+        import_module(found.name)
+        for found in walk_packages(flyball_wire.__path__, f"{flyball_wire.__name__}.")
+    ]
+    return {
+        name: item
+        for module in modules
+        for name, item in vars(module).items()
+        if isinstance(item, type) and is_dataclass(item)
+    }
 
 
 def _default(part: Schema) -> str:
