@@ -136,9 +136,10 @@ class InForce:
 class ClockRounding:
     """Clocks of a step of one pipeline.
 
-    Clocks are `choices`: per place, an index into its curve's kept clocks, 0 the highest. Its time
-    at the highest clock in this step is `highest_s`, s. Clocks `in_force` are those of each stage
-    as the step before ended, by number.
+    In all methods:
+    `choices` are clocks: per place, an index into its curve's kept clocks, 0 the highest.
+    `highest_s` is per place its time at the highest clock in this step, s.
+    `in_force` is per stage the number of the clock in force as the step before ended.
 
     Args:
         paths: its instructions.
@@ -172,9 +173,14 @@ class ClockRounding:
     ) -> tuple[list[int], list[float]]:
         """Return clocks at which instructions end as late as they may, and their latest ends, s.
 
-        An instruction that cannot end in time has the highest clock. What follows a place may take
-        as long as `times_s` has it, and each segment `segments_s`. Where changes take time,
-        `slowest` is the slowest choice of some places.
+        An instruction that cannot end in time has the highest clock.
+
+        Args:
+            times_s: Per place, the duration that places before it allow for, s.
+            highest_s: As in all methods.
+            segments_s: Time of each segment, s.
+            in_force: As in all methods.
+            slowest: Slowest choice of some places, by place; used where changes take time.
         """
         if self._delays is None:
             return self.rounded_at_once(times_s, highest_s, segments_s)

@@ -51,7 +51,7 @@ SPLIT_BACKWARD: Kinds = frozenset(
 )
 WHOLE_STEP: Kinds = frozenset({InstructionKind.STEP})
 
-# What gives the stage before its gradient; for a weight's part only the stage itself waits.
+# Kinds that send a gradient to the stage before; no other stage waits for a weight gradient.
 GIVE_GRADIENT = (InstructionKind.BACKWARD, InstructionKind.BACKWARD_INPUT)
 
 # Far above any real iteration; a slip of the finger must not fill the memory.

@@ -17,7 +17,10 @@ MAX_OF_MANY_TRIES = 2_500
 
 
 class RetimedClocks:
-    """Curves of a pipeline's instructions, and what rounds their durations to clocks."""
+    """Curves of a pipeline's instructions, and what rounds their durations to clocks.
+
+    Arguments are those of `ClockRounding`.
+    """
 
     def __init__(
         self,

@@ -73,7 +73,11 @@ class StepPaths:
         return len(self.nodes)
 
     def ends_s(self, times_s: Sequence[float]) -> list[float]:
-        """Return the end of each place after its segment's begin, s, and a 0."""
+        """Return the end of each place after its segment's begin, s, and a 0.
+
+        Args:
+            times_s: Per place, its duration, s.
+        """
         ends_s = [0.0] * (len(times_s) + 1)
         place = 0
         for (before, source, transfer_s), time_s in zip(self.edges, times_s, strict=True):

@@ -1,4 +1,4 @@
-"""Types that cross HTTP between ranks and planner, but for plans and measurements.
+"""Types that cross HTTP between ranks and planner, except plans and measurements.
 
 Frozen keyword-only standard-library dataclasses: the planner's FastAPI validates them, the
 client encodes and decodes them with `codec`. Units are in the names. The planner refuses

@@ -1,4 +1,4 @@
-"""Predicted figures of an iteration: what plans, jobs and their documents have in common."""
+"""Predicted figures of an iteration that plans and jobs have in common."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class SavingSources:
 
 @dataclass(frozen=True, kw_only=True)
 class PredictedFigures:
-    """Figures of an iteration that a plan's document holds under these names, and a job's page too.
+    """Predicted figures of an iteration, of the same names in a plan's document and a job's page.
 
     The baseline is the same schedule with every instruction at its highest profiled frequency.
 

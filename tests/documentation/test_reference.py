@@ -9,17 +9,29 @@ from pathlib import Path
 
 import pytest
 from docs.scripts.command_reference import command_part
+from docs.scripts.rest_reference import rest_part
+from docs.scripts.tables import attributes_of
 from docs.scripts.write_reference import DOCS, PAGES, TEMPLATES, reference
 
 from flyball_client.__main__ import main
 from flyball_profiles.examples import example_profile_path
 from flyball_wire.command.command import Command
+from flyball_wire.predictions import PredictedFigures
+from flyball_wire.savings import MeasuredSavings
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_a_generated_page_is_up_to_date(page: str) -> None:
     written = (DOCS / page).read_text(encoding="utf-8")
     assert written == reference(page), "run: python -m docs.scripts.write_reference"
+
+
+@pytest.mark.parametrize("base", [MeasuredSavings, PredictedFigures])
+def test_a_field_of_a_base_has_its_meaning_in_the_types_that_extend_it(base: type) -> None:
+    written = rest_part("types")
+    meanings = attributes_of(base.__doc__ or "").values()
+    assert meanings
+    assert [meaning for meaning in meanings if meaning.rstrip(".") not in written] == []
 
 
 def test_every_argument_has_a_row_with_its_default_and_each_action_a_table(

@@ -328,7 +328,7 @@ _ACTIONS: dict[str, _Action] = {
 
 
 def _add_common(parser: argparse.ArgumentParser, *, is_behind: bool = True) -> None:
-    """Add the options of all actions; behind an action they keep what stands before it."""
+    """Add the options of all actions; behind the action they override those before it."""
     add_planner(parser, default=argparse.SUPPRESS if is_behind else None)
     default = argparse.SUPPRESS if is_behind else False
     parser.add_argument("--json", action="store_true", default=default, help="print JSON only")

@@ -46,6 +46,7 @@ def is_lasting(error: Exception, words: memoryview) -> bool:
     """Return whether a call cannot succeed later: it is unsupported, or was never permitted.
 
     What was permitted before may be refused for a while, as by a driver that is reloaded.
+    `words` are those of the rank's shared state.
     """
     never_set = words[word.NUM_SWITCHES] == 0
     return isinstance(error, GpuNotSupportedError) or (
@@ -54,7 +55,14 @@ def is_lasting(error: Exception, words: memoryview) -> bool:
 
 
 class ClockController:
-    """Control of one GPU's clock by one governor process."""
+    """Control of one GPU's clock by one governor process.
+
+    Args:
+        gpu: GPU to control.
+        shared_state: Memory shared with the rank.
+        record: Lock record of this GPU, held.
+        holder: Content of the record while the clock may be locked.
+    """
 
     def __init__(
         self, gpu: GpuDevice, shared_state: SharedState, record: LockRecord, holder: ClockHolder

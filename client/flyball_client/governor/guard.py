@@ -80,7 +80,10 @@ class _Left:
 
 
 class Guard:
-    """Watch of the records in a node's folder."""
+    """Watch of the records in a node's folder, which has one folder for each user.
+
+    Each event is passed to `say`, in one line.
+    """
 
     def __init__(
         self, node_dir: Path, environ: Mapping[str, str], say: Callable[[str], object]

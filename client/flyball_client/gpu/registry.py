@@ -48,7 +48,7 @@ def vendor_of(uuid: str) -> GpuVendor:
 
 
 def local_vendor(environ: Mapping[str, str]) -> GpuVendor:
-    """Return the vendor of this machine's GPUs: of the chosen control, else with a driver here."""
+    """Return the vendor of this machine's GPUs: of FLYBALL_CLOCK_CONTROL, else with a driver."""
     vendors = _vendors()
     chosen = [each for each in vendors if _control(environ) in each.controls] or vendors
     if len(chosen) > 1:

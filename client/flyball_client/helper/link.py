@@ -85,6 +85,8 @@ class AgentOwner(Owner, Protocol):
 def open_agent(planner: PlannerClient, owner: AgentOwner) -> OpenAgent:
     """Start an agent: in the helper, or in this process if the client's network is replaced.
 
+    The planner's client is not closed here.
+
     Raises:
         RuntimeError: No thread can be started.
     """

@@ -132,7 +132,16 @@ class Rank(Owner, AsksForSteps, Protocol):
 
 
 class RankClient:
-    """Calls of one rank, which name the start of the job that it is registered in."""
+    """Calls of one rank, which name the start of the job that it is registered in.
+
+    Args:
+        planner: Client of the planner; not closed here.
+        job_id: Name of the job.
+        rank: Rank within the job.
+        registration: Registration of the rank.
+        start_id: Start that it is registered in; None: it is not registered.
+        received: Called with each plan that the rank can run.
+    """
 
     def __init__(
         self,
@@ -237,6 +246,12 @@ class PlannerReachability:
 
     A planner that cannot be reached is lost for all threads. Refusals are stored by what was
     called, since one call may be refused while another succeeds.
+
+    Args:
+        rank_name: Job and rank, for the log.
+        is_lost: True: it could not be reached before.
+        was_known: True: it has answered before.
+        report: Called with True when the planner is lost, with False when it is back.
     """
 
     def __init__(

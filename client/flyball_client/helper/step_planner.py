@@ -40,7 +40,14 @@ class OtherWorkError(PipelineError):
 
 
 class StepPlanner(PlannerThread):
-    """Times and plans of a rank's steps; of questions that have piled up the newest is answered."""
+    """Times and plans of a rank's steps; of questions that have piled up the newest is answered.
+
+    Args:
+        rank: Rank that asks.
+        name: Job and rank, for the log.
+        coupling: Where its data-parallel ranks wait for each other.
+        supported_mhz: SM clocks of its GPU, MHz; empty: not known.
+    """
 
     def __init__(
         self, rank: AsksForSteps, name: str, coupling: Coupling, supported_mhz: tuple[int, ...]
@@ -150,7 +157,10 @@ class StepPlanner(PlannerThread):
 class StepPipeline:
     """A version's pipeline, for the steps of one of its ranks.
 
-    Clocks of its GPU, `supported_mhz`, are empty where they are not known.
+    Args:
+        rank_plan: The rank's part of the version.
+        coupling: Where data-parallel ranks wait for each other.
+        supported_mhz: SM clocks of the rank's GPU, MHz; empty: not known.
 
     Raises:
         CodecError: There is no pipeline, or not that of the rank's instructions.

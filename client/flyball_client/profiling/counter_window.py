@@ -25,8 +25,8 @@ class CounterReading(Movement):
     """Movement of the counter, and the repetitions of the instruction so far.
 
     Attributes:
-        num_repetitions: Their number, with the part that is done of the one that runs.
-        busy_s: Their time, s.
+        num_repetitions: Number of repetitions, with the completed part of the running repetition.
+        busy_s: Time of the repetitions, s.
     """
 
     num_repetitions: float

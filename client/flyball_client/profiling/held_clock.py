@@ -21,6 +21,10 @@ _CHECK_PROCESSES_EVERY_S = 0.25
 class HeldClock:
     """SM clock of one GPU, for a `with` block; restored at its end.
 
+    Args:
+        gpu: GPU whose clock is set.
+        governor: Governor of the clock; None: the default for the GPU.
+
     Raises:
         GpuError: No governor can be created.
     """
@@ -31,7 +35,8 @@ class HeldClock:
             self._governor = governor or make_governor(gpu, "flyball profile")
         except OSError as error:
             raise GpuError(f"no clock governor can be created: {error}") from None
-        # The reason for giving up is that of an error; the governor's own line is of a training.
+        # Keeps the governor's warning, which is about training, off standard error, where Python
+        # prints what no handler takes. The reason is in the GpuError.
         self._unlogged = logging.NullHandler()
         self._next_check_s = 0.0
 

@@ -180,6 +180,7 @@ class RunResult:
     Attributes:
         points: All points, those of an earlier run first.
         num_known: Number of points of an earlier run.
+        wanted_error: Target relative standard error.
         stopped_at_mhz: Clocks in MHz at which sweeps ended early.
     """
 

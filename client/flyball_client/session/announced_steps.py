@@ -122,7 +122,7 @@ class AnnouncedSteps:
     def end(
         self, step: int, plan: CompiledPlan | None
     ) -> tuple[StepWork | None, StepPlanReport | None]:
-        """Return the work of a step that has run, and its own plan; None: not as planned."""
+        """Return the work of a step that has run, and its own plan; `plan` None: not as planned."""
         if self._exchange is None:
             return None, None
         return self._exchange.end(step, None if plan is None else key_of(plan))

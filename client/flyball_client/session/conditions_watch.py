@@ -25,7 +25,13 @@ def conditions_of(gpu: GpuDevice | None) -> GpuConditions | None:
 
 
 class ConditionsWatch:
-    """Conditions of one GPU, read once a minute on the thread that reads its energy."""
+    """Conditions of one GPU, read once a minute on the thread that reads its energy.
+
+    Args:
+        gpu: GPU; None: there is none, and nothing is read.
+        rank_name: Job and rank, for the log.
+        now_s: Monotonic clock in s.
+    """
 
     def __init__(
         self,

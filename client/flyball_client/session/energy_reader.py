@@ -44,6 +44,10 @@ class EnergyReader:
     unknown moment, and its last value is not measured either. Nor is one that comes late, of a call
     that hangs: steps that ended meanwhile would have no energy, and one of them that of all. After
     an error the counter is read again after a pause, which grows. All are logged, and their end.
+
+    Args:
+        gpu: GPU; None: there is none, and no energy is measured.
+        rank_name: Job and rank, for the log.
     """
 
     def __init__(self, gpu: GpuDevice | None, *, rank_name: str) -> None:

@@ -92,7 +92,11 @@ OwnClocks = Callable[[CompiledPlan, int], tuple[int, ...] | None]
 
 
 def number_of_microbatches(instructions: Iterable[tuple[str, int | None]]) -> int | None:
-    """Return how many microbatches the forwards of a step are of; None: not known."""
+    """Return how many microbatches the forwards of a step are of; None: not known.
+
+    Args:
+        instructions: Kind and microbatch of each instruction; microbatch None: not known.
+    """
     numbers = {microbatch for kind, microbatch in instructions if kind == _FORWARD}
     return None if None in numbers else len(numbers) or None
 

@@ -178,7 +178,13 @@ def with_details(
     timings: Sequence[InstructionTiming],
     detail: MeasurementDetail,
 ) -> StepMeasurement:
-    """Return the measurement with the details that the rank's plan requests."""
+    """Return the measurement with the details that the rank's plan requests.
+
+    Args:
+        measurement: Totals of the step.
+        timings: Timings of its instructions, in the order of execution.
+        detail: Detail that the rank's plan requests, not the totals alone.
+    """
     were_clocks_set = measurement.no_clocks is None  # else clocks are reported as None
     return replace(
         measurement,
@@ -270,7 +276,8 @@ class StepRecorder:
     ) -> None:
         """End the step, and call `then` with its totals and the details that the plan requests.
 
-        That is once the energy is read, on a real GPU by the thread that reads it.
+        That is once the energy is read, on a real GPU by the thread that reads it. The other
+        arguments are the fields of StepMeasurement.
         """
         plan = self._plan
         totals = self._meter.end(

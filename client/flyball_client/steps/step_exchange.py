@@ -260,7 +260,12 @@ class StepExchange:
         return work, (own.slack, min(own.clocks_mhz), max(own.clocks_mhz), own.saved_j)
 
     def learn(self, times_s: Callable[[], Sequence[float]], highest_mhz: int) -> None:
-        """Learn from the step that has ended last how slow this rank is."""
+        """Learn from the step that has ended last how slow this rank is.
+
+        Args:
+            times_s: Returns the time of each of its instructions, s.
+            highest_mhz: Highest clock of the GPU, MHz.
+        """
         if self._ended is not None and self._ended.own is not None:
             self._slowness.add(self._ended.plan, self._ended.own, times_s(), highest_mhz)
 

@@ -48,7 +48,7 @@ class CommandError(Exception):
 
 
 def add_planner(parser: argparse.ArgumentParser, *, default: str | None = None) -> None:
-    """Add the option for the planner's address; its default is of argparse."""
+    """Add the option for the planner's address; `default` may be `argparse.SUPPRESS`."""
     parser.add_argument(
         "--planner",
         metavar="URL",

@@ -126,7 +126,7 @@ class StagePrediction:
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction(PredictedFigures):
-    """Predicted iteration of all that a plan holds, and its baseline.
+    """Predicted iteration of a plan, all its pipelines together, and its baseline.
 
     Attributes:
         baseline_iteration_time_s: iteration time of the baseline, s.

@@ -244,7 +244,7 @@ def _index_bytes(num_clocks: int) -> int:
 
 
 def little_endian(numbers: array[N]) -> array[N]:
-    """Return numbers as they are sent, or those of this machine."""
+    """Swap the bytes, in place, where this machine is big-endian; return the array."""
     if sys.byteorder == "big":
         numbers.byteswap()
     return numbers

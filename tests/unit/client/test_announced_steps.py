@@ -37,6 +37,20 @@ def publish(planner: MemoryPlanner) -> int:
     return version
 
 
+def planning_session(
+    planner: MemoryPlanner,
+    gpu: RecordingGpu,
+    make_session: SessionMaker,
+    client: PlannerClient | None = None,
+) -> RankSession:
+    """Start a session that plans its steps, and publish a version for them."""
+    session = make_session(gpu, planner=client or planner.client())
+    session.plan_steps()
+    session.start()
+    publish(planner)
+    return session
+
+
 def run_step(
     session: RankSession,
     next_work: Work | None = None,
@@ -54,12 +68,16 @@ def run_step(
 
 
 def train_until(
-    session: RankSession, works: Callable[[int], Work], is_so: Callable[[], bool]
+    session: RankSession,
+    works: Callable[[int], Work],
+    is_so: Callable[[], bool],
+    rows: Callable[[int], Sequence[tuple[str, int]]] = lambda _: ROWS,
 ) -> None:
+    """Train until it is so; the works and rows of steps are given by a step's number."""
     give_up_s = time.monotonic() + 30.0
     while not is_so():
         assert time.monotonic() < give_up_s
-        run_step(session, works(session.current_step))
+        run_step(session, works(session.current_step), rows(session.current_step))
 
 
 def with_plan(planner: MemoryPlanner) -> list[StepMeasurement]:
@@ -90,10 +108,7 @@ def test_a_light_step_runs_at_lower_clocks_than_a_heavy_one_and_says_so(
 ) -> None:
     planner = MemoryPlanner()
     with connected(planner) as client:  # type: ignore[attr-defined]
-        session = make_session(gpu, planner=client)
-        session.plan_steps()
-        session.start()
-        publish(planner)
+        session = planning_session(planner, gpu, make_session, client)
         train_until(
             session,
             lambda step: LIGHT if step % 2 else HEAVY,
@@ -121,17 +136,33 @@ def test_a_step_that_left_its_plan_reports_none_of_its_own(
     gpu: RecordingGpu, make_session: SessionMaker
 ) -> None:
     planner = MemoryPlanner()
-    session = make_session(gpu, planner=planner.client())
-    session.plan_steps()
-    session.start()
-    publish(planner)
-    give_up_s = time.monotonic() + 30.0
-    while len(with_plan(planner)) < 4:
-        assert time.monotonic() < give_up_s
-        leaves_plan = session.current_step % 2
-        run_step(session, LIGHT, [*ROWS, ROWS[0]] if leaves_plan else ROWS)
+    session = planning_session(planner, gpu, make_session)
+    train_until(
+        session,
+        lambda _: LIGHT,
+        lambda: len(with_plan(planner)) >= 4,
+        rows=lambda step: [*ROWS, ROWS[0]] if step % 2 else ROWS,
+    )
     session.close()
     assert not any(each.step % 2 for each in with_plan(planner))
+
+
+def test_a_step_in_which_the_governor_gave_up_reports_no_plan_of_its_own(
+    gpu: RecordingGpu, make_session: SessionMaker
+) -> None:
+    planner = MemoryPlanner()
+    session = planning_session(planner, gpu, make_session)
+    train_until(session, lambda _: LIGHT, lambda: len(with_plan(planner)) >= 2)
+    step = session.current_step
+    session.on_step_begin()
+    session._governor.give_up(RuntimeError("its GPU is gone"))
+    for kind, microbatch in ROWS:
+        session.on_instruction_begin(kind, microbatch=microbatch)
+        session.on_instruction_end(kind, microbatch=microbatch)
+    session.on_step_end()
+    session.close()
+    assert planner.measurements[step].work is not None
+    assert planner.measurements[step].step_plan is None
 
 
 @pytest.mark.slow
@@ -140,10 +171,7 @@ def test_a_helper_that_is_killed_plans_steps_again_once_it_is_back(
 ) -> None:
     planner = MemoryPlanner()
     with network(planner) as client:
-        session = make_session(gpu, planner=client)
-        session.plan_steps()
-        session.start()
-        publish(planner)
+        session = planning_session(planner, gpu, make_session, client)
         train_until(session, lambda _: LIGHT, lambda: len(with_plan(planner)) >= 3)
         link = _Shared.link
         assert link is not None
@@ -162,10 +190,7 @@ def test_an_announced_step_of_another_number_of_microbatches_runs_the_plan_for_t
     gpu: RecordingGpu, make_session: SessionMaker
 ) -> None:
     planner, three = MemoryPlanner(), [[4, 3], [5], [2]]
-    session = make_session(gpu, planner=planner.client())
-    session.plan_steps()
-    session.start()
-    publish(planner)
+    session = planning_session(planner, gpu, make_session)
     train_until(session, lambda _: LIGHT, lambda: len(with_plan(planner)) >= 2)
     part = part_of_stage(0, 1, num_microbatches=3, deadline_ratio=1.25)
     rows = [(part.kinds[kind], microbatch) for kind, microbatch, *_ in part.instructions]
@@ -176,11 +201,12 @@ def test_an_announced_step_of_another_number_of_microbatches_runs_the_plan_for_t
     def planned_versions() -> dict[int, int | None]:
         return {each.step: each.plan_version for each in with_plan(planner)}
 
-    give_up_s = time.monotonic() + 30.0
-    while sum(found == version for found in planned_versions().values()) < 4:
-        assert time.monotonic() < give_up_s
-        own, following = session.current_step, session.current_step + 1
-        run_step(session, works.get(following, LIGHT), rows if own in works else ROWS)
+    train_until(
+        session,
+        lambda step: works.get(step + 1, LIGHT),
+        lambda: sum(found == version for found in planned_versions().values()) >= 4,
+        rows=lambda step: rows if step in works else ROWS,
+    )
     session.close()
     for step, found in planned_versions().items():
         assert found == (version if step in works else 1)
@@ -190,10 +216,7 @@ def test_an_announced_number_of_microbatches_without_a_plan_leaves_the_plan_in_f
     gpu: RecordingGpu, make_session: SessionMaker
 ) -> None:
     planner = MemoryPlanner()
-    session = make_session(gpu, planner=planner.client())
-    session.plan_steps()
-    session.start()
-    publish(planner)
+    session = planning_session(planner, gpu, make_session)
     train_until(session, lambda _: LIGHT, lambda: len(with_plan(planner)) >= 2)
     run_step(session, [[4, 3], [5], [2]])
     session.on_step_begin()

@@ -12,14 +12,30 @@ from hypothesis import strategies as st
 
 from flyball_profiles.clock_transitions import ClockTransitions
 from flyball_profiles.gpu_conditions import GpuConditions
-from flyball_wire import closed_loop, messages, orders, plan_options
+from flyball_wire import (
+    closed_loop,
+    measurements,
+    messages,
+    orders,
+    plan_options,
+    predictions,
+    savings,
+)
 from flyball_wire.codec import decode, decode_list, encode
 from flyball_wire.errors import CodecError
 from flyball_wire.measurements import MeasurementBatch, StepMeasurement
 
 WIRE_TYPES = [
     wire_type
-    for module in (messages, closed_loop, orders, plan_options)
+    for module in (
+        messages,
+        measurements,
+        closed_loop,
+        orders,
+        plan_options,
+        predictions,
+        savings,
+    )
     for wire_type in vars(module).values()
     if isinstance(wire_type, type)
     and is_dataclass(wire_type)

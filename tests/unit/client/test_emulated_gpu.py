@@ -91,6 +91,10 @@ def test_a_completed_instruction_may_go_on_and_only_its_computation_is_an_overru
     gpu.complete()
     gpu.on_instruction_end("forward")
     assert gpu.num_overruns == 1
+    gpu.on_instruction_begin("forward")
+    clock.move(1.0)  # all of its time
+    gpu.on_instruction_end("forward")
+    assert gpu.num_overruns == 1
 
 
 def test_drawn_work_is_the_same_in_all_ranks_of_a_pipeline_and_of_mean_1() -> None:

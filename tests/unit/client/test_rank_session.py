@@ -335,8 +335,8 @@ def test_a_long_reason_is_whole_in_a_message_and_cut_for_the_planner(
 ) -> None:
     governor = InProcessGovernor(gpu, "rank 3")
     why = f"{300 * 'x'}; set FLYBALL_STATE_DIR"
-    governor.give_up(RuntimeError(why))
-    assert governor.no_clocks == why
+    governor.give_up(RuntimeError(f"{why}\n\x1b[31m"))
+    assert governor.no_clocks == f"{why} ?[31m"
     with make_session(gpu, governor=governor) as session:
         run_step(session)
     assert [step.no_clocks for step in session.history] == [why[:256]]

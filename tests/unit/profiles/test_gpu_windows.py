@@ -15,9 +15,11 @@ from flyball_profiles.gpu_windows import (
     GpuTableError,
     gpu_names,
     gpu_window_of,
+    load_gpu_file,
     load_gpu_window,
     read_transitions,
     window_clocks_mhz,
+    with_blocking_power,
 )
 
 NEW_GPU = """\
@@ -28,6 +30,16 @@ reconfigure_granularity_mhz = { value = 30, source = "chosen" }
 blocking_power_w = { value = 100, source = "measured" }
 gpus_in_node = { value = 8, source = "of a rack" }
 """
+
+
+def test_a_blocking_power_is_added_with_its_source_on_one_line(tmp_path: Path) -> None:
+    lines = NEW_GPU.splitlines(keepends=True)
+    text = "".join(line for line in lines if not line.startswith("blocking_power_w"))
+    file = tmp_path / "new.toml"
+    file.write_text(with_blocking_power(text, 71.25, "a 'GPU' of \"Ä\",\nmeasured"))
+    window = load_gpu_file(file)
+    assert window.blocking_power_w == 71.25
+    assert window.sources["blocking_power_w"] == "a 'GPU' of \"Ä\",?measured"
 
 
 @pytest.mark.parametrize("name", ["h1", "", "-", "../gpus/a100", "a100.toml", "a\n1\x00"])

@@ -70,7 +70,14 @@ class _Table(DataTable[Text], can_focus=False):
 
 
 class TopApp(App[None]):
-    """Shows the newest reading, and reads again every `interval_s` in a thread."""
+    """Newest reading on the screen; read again every `interval_s` in a thread.
+
+    Args:
+        read: Returns a reading; may raise PlannerError.
+        seen: First reading.
+        address: Address of the planner, as shown.
+        interval_s: Time between two readings.
+    """
 
     CSS = """
     * {

@@ -82,12 +82,12 @@ class EmulatedChoice:
     ) -> EmulatedGpu:
         """Return the emulated GPU of a rank, and log one line about it.
 
-        Arguments are those of `RankSettings.open_gpu`; the seed must be another on each rank. The
-        variable's blocking power takes precedence; without one it is an A100's.
+        Arguments are those of `RankSettings.open_gpu`; the seed of the draws must differ from rank
+        to rank. The variable's blocking power takes precedence; without one it is an A100's.
 
         Raises:
-            ValueError: The profile cannot be read, or has no such stage; the text names the
-                variable and the file.
+            ValueError: The stage is not known, the profile cannot be read, or it has no such
+                stage; the text names the variable.
         """
         if stage is None:
             raise ValueError(
