@@ -26,13 +26,14 @@ from flyball_pipeline.schedule import one_chunk_each
 from flyball_pipeline.schedules.inputs import ScheduleInputs
 from flyball_pipeline.schedules.table import make_schedule
 from flyball_profiles.stage_profile import StageProfile
+from flyball_server.replay.steps.judged_steps import AT_ONCE
 from flyball_server.replay.steps.predicted_work import EXACT, chosen_reserves, planned_steps
 from flyball_server.replay.steps.recorded_steps import (
     RecordedPipeline,
     RecordedStep,
     TimedInstruction,
 )
-from flyball_server.replay.steps.replayed_steps import AT_ONCE, compared, highest_steps
+from flyball_server.replay.steps.replayed_steps import compared, highest_steps
 from flyball_server.replay.steps.step_models import pipeline_steps
 from launch_bound_loop import LOOPS, measure_loop
 from measured_process import BENCHMARKS, run_process

@@ -28,7 +28,7 @@ from flyball_pipeline.step_curves import ClockPoint
 from flyball_profiles.clock_transitions import ClockTransitions
 from flyball_profiles.examples import load_example_profile
 from flyball_profiles.gpu_windows import load_gpu_window
-from flyball_server.replay.steps.judged_steps import NodeQueue
+from flyball_server.replay.steps.judged_steps import AT_ONCE, JudgedBy, NodeQueue
 from flyball_server.replay.steps.predicted_work import (
     EXACT,
     PredictionError,
@@ -37,8 +37,6 @@ from flyball_server.replay.steps.predicted_work import (
 )
 from flyball_server.replay.steps.recorded_steps import RecordedStep, parse_recorded_steps
 from flyball_server.replay.steps.replayed_steps import (
-    AT_ONCE,
-    JudgedBy,
     TimeAndSaving,
     bound_saved_percent,
     compared,
@@ -148,7 +146,7 @@ def per_step(
     num_seeds: int = 1,
 ) -> tuple[TimeAndSaving, float]:
     """Return a plan for each step, mean of some seeds, and its mean reserve in %."""
-    reserves = chosen_reserves(steps, error, RESERVE_SEED)
+    reserves = chosen_reserves(steps, error, RESERVE_SEED, world)
     highest = highest_steps(steps)
     found = [
         compared(highest, world.judged(steps, planned_steps(steps, error, reserves, seed), seed))

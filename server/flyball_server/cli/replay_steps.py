@@ -21,6 +21,7 @@ from flyball_server.cli import offline_inputs
 from flyball_server.cli.offline_inputs import naming
 from flyball_server.cli.progress_line import ProgressLine
 from flyball_server.planning.request_options import clock_transitions, with_known_transitions
+from flyball_server.replay.steps.judged_steps import JudgedBy
 from flyball_server.replay.steps.predicted_work import PredictionError
 from flyball_server.replay.steps.recorded_steps import (
     RecordedStep,
@@ -28,7 +29,6 @@ from flyball_server.replay.steps.recorded_steps import (
     parse_recorded_steps,
 )
 from flyball_server.replay.steps.replayed_steps import (
-    JudgedBy,
     StepsReplay,
     TimeAndSaving,
     replay_steps,

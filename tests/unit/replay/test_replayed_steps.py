@@ -12,13 +12,13 @@ from tests.unit.replay.small_steps import HEADER, WAITING_W, alone, profile, ste
 from flyball_pipeline.dag import build_dag
 from flyball_pipeline.instruction import SPLIT_BACKWARD, equal_stages
 from flyball_pipeline.paths import earliest_finish_s
-from flyball_pipeline.retiming import NO_RESERVE
+from flyball_pipeline.retiming import NO_RESERVE, StepReserve
 from flyball_pipeline.schedules.inputs import ScheduleInputs
 from flyball_pipeline.schedules.table import make_schedule
 from flyball_profiles.clock_transitions import ClockTransitions
 from flyball_profiles.examples import load_example_profile
 from flyball_server.replay.recorded_runs import RecordingError
-from flyball_server.replay.steps.judged_steps import LateJudge, NodeQueue, judged_at_once
+from flyball_server.replay.steps.judged_steps import JudgedBy, LateJudge, NodeQueue, judged_at_once
 from flyball_server.replay.steps.predicted_work import (
     EXACT,
     LONGER,
@@ -28,7 +28,6 @@ from flyball_server.replay.steps.predicted_work import (
 )
 from flyball_server.replay.steps.recorded_steps import parse_recorded_steps
 from flyball_server.replay.steps.replayed_steps import (
-    JudgedBy,
     bound_saved_percent,
     replay_steps,
 )
@@ -187,6 +186,36 @@ def test_a_reserve_is_chosen_on_other_steps_and_keeps_the_time(is_shared: bool) 
     assert replayed.per_step.time_percent < 100 * (took_s / highest_s - 1) / 2
     assert replayed.per_step.time_percent < 10 * 100 * LONGER
     assert 0 < replayed.reserve_percent < 12
+
+
+def test_a_reserve_is_chosen_with_the_late_changes_that_the_steps_have() -> None:
+    # Late changes keep instructions at higher clocks, so less reserve is needed than without them.
+    transitions = ClockTransitions.of_medians(0.08, 0.065)
+    steps = steps_of(pipelines_text(8), transitions=transitions)
+    world, error = (
+        JudgedBy(transitions=transitions),
+        PredictionError(deviation=0.03, is_shared=True),
+    )
+    chosen = replay_steps(steps, world=world, error=error, seed=5).reserve_percent
+    reserves = chosen_reserves(steps, error, 1_000_005, world)
+    assert chosen == pytest.approx(100 * sum(map(sum, reserves)) / len(steps))
+    (late, _), (at_once, _) = reserves[:2], chosen_reserves(steps, error, 1_000_005)[:2]
+    others, seeds = steps[1::2], range(1_000_005, 1_000_008)
+
+    def time_and_energy(reserve: StepReserve, error: PredictionError) -> tuple[float, float]:
+        judged = [
+            step
+            for seed in seeds
+            for step in world.judged(
+                others, planned_steps(others, error, [reserve] * len(others), seed), seed
+            )
+        ]
+        return sum(step.time_s for step in judged), sum(step.energy_j for step in judged)
+
+    exact_s, _ = time_and_energy(NO_RESERVE, EXACT)
+    late_s, late_j = time_and_energy(late, error)
+    assert late_s <= (1 + LONGER) * exact_s
+    assert late_j < time_and_energy(at_once, error)[1]
 
 
 def test_pipelines_of_a_step_may_have_other_numbers_of_microbatches() -> None:

@@ -11,7 +11,7 @@ import heapq
 import math
 import random
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -264,6 +264,31 @@ class LateJudge:
                     takers[source] = model.dag.stage[node]
             self._takers[id(model)] = takers
         return takers
+
+
+@dataclass(frozen=True, kw_only=True)
+class JudgedBy:
+    """World that steps are judged in."""
+
+    #: Times of clock changes; None: they take none.
+    transitions: ClockTransitions | None = None
+    #: Time from a step's end, where the next first clock is requested, to the next begin, s.
+    gap_s: float = 0.0
+    #: Queue of a node's calls; None: there is none.
+    queue: NodeQueue | None = None
+
+    def judged(
+        self, steps: Sequence[Sequence[PipelineStep]], clocks: Iterable[Clocks], seed: int
+    ) -> list[JudgedStep]:
+        """Return each step at these clocks."""
+        both = zip(steps, clocks, strict=True)
+        if self.transitions is None:
+            return [judged_at_once(*of_step) for of_step in both]
+        judge = LateJudge(self.transitions, seed=seed, gap_s=self.gap_s, queue=self.queue)
+        return [judge.judged(*of_step) for of_step in both]
+
+
+AT_ONCE = JudgedBy()
 
 
 def _nodes_of_stages(model: StepModel) -> list[tuple[int, ...]]:

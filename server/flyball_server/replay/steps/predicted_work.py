@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from flyball_pipeline.retiming import NO_RESERVE, StepReserve, own_times, retime
-from flyball_server.replay.steps.judged_steps import JudgedStep, judged_at_once
+from flyball_server.replay.steps.judged_steps import AT_ONCE, JudgedBy, JudgedStep, judged_at_once
 from flyball_server.replay.steps.step_models import PipelineStep, Steps
 
 # By which share of time steps may be longer on average, on the steps that the reserve is chosen on.
@@ -84,7 +84,9 @@ def planned_steps(
         yield planned
 
 
-def chosen_reserves(steps: Steps, error: PredictionError, seed: int) -> tuple[StepReserve, ...]:
+def chosen_reserves(
+    steps: Steps, error: PredictionError, seed: int, world: JudgedBy = AT_ONCE
+) -> tuple[StepReserve, ...]:
     """Return a reserve for each step, chosen on others: the least that keeps `LONGER`.
 
     Of a reserve of the step and one of each instruction the one that saves more counts. Every
@@ -93,52 +95,67 @@ def chosen_reserves(steps: Steps, error: PredictionError, seed: int) -> tuple[St
     Args:
         steps: the steps.
         error: errors of prediction.
-        seed: of the errors that the reserve is tried on.
+        seed: of the errors and delays that the reserve is tried on.
+        world: times of clock changes that it is tried with.
     """
     if not error.deviation:
         return (NO_RESERVE,) * len(steps)
     halves = (steps[::2], steps[1::2] or steps)
-    of_halves = [_best_reserve(half, error, seed) for half in halves]
+    of_halves = [_Reserves(half, error, seed, world).best() for half in halves]
     return tuple(of_halves[1 - number % 2] for number in range(len(steps)))
 
 
-def _best_reserve(
-    steps: Sequence[Sequence[PipelineStep]], error: PredictionError, seed: int
-) -> StepReserve:
-    highest_s = sum(
-        judged_at_once(step, [pipeline.model.highest_mhz for pipeline in step]).time_s
-        for step in steps
-    )
-    most_s = (1 + LONGER) * highest_s
-    found: list[tuple[bool, float, StepReserve]] = []
-    for kind in StepReserve._fields:
-        low, high = 0.0, 4 * error.deviation
-        best = _tried(steps, error, StepReserve(**{kind: high}), seed)
-        for _ in range(_NUM_HALVINGS):
-            middle = (low + high) / 2
-            tried = _tried(steps, error, StepReserve(**{kind: middle}), seed)
-            if tried.time_s <= most_s:
-                high, best = middle, tried
-            else:
-                low = middle
-        found.append((best.time_s > most_s, best.energy_j, StepReserve(**{kind: high})))
-    return min(found)[-1]
+class _Reserves:
+    """Reserves that are tried on some steps.
 
+    Args:
+        steps: the steps.
+        error: errors of prediction.
+        seed: of the errors and delays.
+        world: times of clock changes.
+    """
 
-def _tried(
-    steps: Sequence[Sequence[PipelineStep]],
-    error: PredictionError,
-    reserve: StepReserve,
-    seed: int,
-) -> JudgedStep:
-    """Return mean time and energy of all steps planned so, over the draws of errors."""
-    judged = [
-        judged_at_once(step, clocks)
-        for draw in range(_NUM_DRAWS)
-        for step, clocks in zip(
-            steps,
-            planned_steps(steps, error, [reserve] * len(steps), seed + draw),
-            strict=True,
+    def __init__(
+        self,
+        steps: Sequence[Sequence[PipelineStep]],
+        error: PredictionError,
+        seed: int,
+        world: JudgedBy,
+    ) -> None:
+        self._steps, self._error, self._seed, self._world = steps, error, seed, world
+
+    def best(self) -> StepReserve:
+        """Return the reserve of least energy that keeps `LONGER`."""
+        highest_s = sum(
+            judged_at_once(step, [pipeline.model.highest_mhz for pipeline in step]).time_s
+            for step in self._steps
         )
-    ]
-    return JudgedStep(*(sum(values) / _NUM_DRAWS for values in zip(*judged, strict=True)))
+        # What late changes cost without errors is no matter of the reserve.
+        exact_s = self._tried(NO_RESERVE, EXACT).time_s
+        most_s = (1 + LONGER) * max(highest_s, exact_s)
+        found: list[tuple[bool, float, StepReserve]] = []
+        for kind in StepReserve._fields:
+            low, high = 0.0, 4 * self._error.deviation
+            best = self._tried(StepReserve(**{kind: high}), self._error)
+            for _ in range(_NUM_HALVINGS):
+                middle = (low + high) / 2
+                tried = self._tried(StepReserve(**{kind: middle}), self._error)
+                if tried.time_s <= most_s:
+                    high, best = middle, tried
+                else:
+                    low = middle
+            found.append((best.time_s > most_s, best.energy_j, StepReserve(**{kind: high})))
+        return min(found)[-1]
+
+    def _tried(self, reserve: StepReserve, error: PredictionError) -> JudgedStep:
+        """Return mean time and energy of all steps planned so, over the draws."""
+        judged = [
+            step
+            for seed in range(self._seed, self._seed + _NUM_DRAWS)
+            for step in self._world.judged(
+                self._steps,
+                planned_steps(self._steps, error, [reserve] * len(self._steps), seed),
+                seed,
+            )
+        ]
+        return JudgedStep(*(sum(values) / _NUM_DRAWS for values in zip(*judged, strict=True)))

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from flyball_pipeline.paths import earliest_finish_s
-from flyball_profiles.clock_transitions import ClockTransitions
 from flyball_server.replay.steps.judged_steps import (
+    AT_ONCE,
+    JudgedBy,
     JudgedStep,
-    LateJudge,
-    NodeQueue,
     judged_at_once,
 )
 from flyball_server.replay.steps.predicted_work import (
@@ -58,31 +57,6 @@ class StepsReplay:
     clocks_mhz: tuple[tuple[tuple[int, ...], ...], ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class JudgedBy:
-    """World that steps are judged in."""
-
-    #: Times of clock changes; None: they take none.
-    transitions: ClockTransitions | None = None
-    #: Time from a step's end, where the next first clock is requested, to the next begin, s.
-    gap_s: float = 0.0
-    #: Queue of a node's calls; None: there is none.
-    queue: NodeQueue | None = None
-
-    def judged(
-        self, steps: Steps, clocks: Iterator[Sequence[Sequence[int]]], seed: int
-    ) -> list[JudgedStep]:
-        """Return each step at these clocks."""
-        both = zip(steps, clocks, strict=True)
-        if self.transitions is None:
-            return [judged_at_once(*of_step) for of_step in both]
-        judge = LateJudge(self.transitions, seed=seed, gap_s=self.gap_s, queue=self.queue)
-        return [judge.judged(*of_step) for of_step in both]
-
-
-AT_ONCE = JudgedBy()
-
-
 def replay_steps(
     steps: Steps,
     *,
@@ -99,7 +73,7 @@ def replay_steps(
         seed: of the errors and of delays.
     """
     highest = highest_steps(steps)
-    reserves = chosen_reserves(steps, error, seed + _RESERVE_SEED)
+    reserves = chosen_reserves(steps, error, seed + _RESERVE_SEED, world)
     clocks = tuple(tuple(of_step) for of_step in planned_steps(steps, error, reserves, seed))
     static = ([pipeline.model.retimed.plan_mhz for pipeline in step] for step in steps)
     return StepsReplay(
