@@ -45,9 +45,9 @@ _MANY_ROUNDS, _FEW_ROUNDS, _LAST_ROUNDS, _ROUNDS_OF_GROUPS = 16, 8, 2, 6
 _MAX_TRIES = 4
 # Where late changes cost more than this share of the saving, groups are tried too.
 _MOST_LOST = 0.03
-# Share of a step by which late first clocks may lengthen it, where a last instruction at a higher
-# clock avoids more, and the most of its stage's time that such an instruction may take.
-_MOST_FIRST_LATE, _MOST_OF_STAGE = 0.003, 0.15
+# Share of a step by which late first clocks may lengthen it, where last instructions at higher
+# clocks avoid more, and the most of their stage's time that such instructions may take.
+_MOST_FIRST_LATE, _MOST_OF_STAGE = 0.001, 0.15
 # Of factors, and of sums of times in another order.
 _TOLERANCE = 1e-9
 
@@ -136,6 +136,15 @@ class RetimedPipeline:
         numbers = self.numbers_of(self.plan_mhz)
         both = zip(self.curves, self.paths.nodes, strict=True)
         return [curve.ratio_of_number[numbers[node]] for curve, node in both]
+
+    @cached_property
+    def first_begins_s(self) -> list[float]:
+        """Least time of each stage from a step's end to its first begin, at factors of 1, s."""
+        ends_s, first = self.paths.ends_s(self._highest_s), self.paths.places_of_stage
+        return [
+            gap_s + ends_s[place] - self._highest_s[place]
+            for gap_s, (place, *_) in zip(self.gaps_s, first, strict=True)
+        ]
 
     @cached_property
     def plan_times(self) -> tuple[float, ...]:
@@ -299,26 +308,29 @@ class _Step:
     def _slowest_at_end(self) -> dict[int, int]:
         """Return of stages' last places the slowest choice from which a first clock is in time.
 
-        The next step's first clock is late by up to `up_s` less the gap, for which its instruction
-        runs at the clock of this step's last one. An instruction that is much of its stage's work
-        keeps its clock: a higher clock would cost more than the delay.
+        The next step's first clock is late by up to `up_s` less the time before its instruction
+        begins, and for so long the instruction runs at the clock of this step's last one; where
+        that is shorter than the rest of the delay, at the clocks of those before it. Instructions
+        that are much of their stage's work keep their clocks: higher ones would cost more than the
+        delay.
         """
         pipeline = self._pipeline
         if pipeline.delays is None:
             return {}
-        of_stages_s = [0.0] * pipeline.num_stages
-        for stage, time_s in zip(pipeline.paths.stage, self._highest_s, strict=True):
-            of_stages_s[stage] += time_s
         most_late_s = _MOST_FIRST_LATE * math.fsum(self._allowed_s)
         slowest: dict[int, int] = {}
-        for place, gap_s, of_stage_s in zip(
-            pipeline.paths.last_of_stage, pipeline.gaps_s, of_stages_s, strict=True
+        for places, begin_s in zip(
+            pipeline.paths.places_of_stage, pipeline.first_begins_s, strict=True
         ):
-            late_s = pipeline.delays.up_s - gap_s
-            is_short = self._highest_s[place] <= _MOST_OF_STAGE * of_stage_s
-            if late_s > most_late_s and is_short:
+            left_s = _MOST_OF_STAGE * math.fsum(self._highest_s[place] for place in places)
+            late_s = pipeline.delays.up_s - begin_s
+            for place in reversed(places):
+                left_s -= self._highest_s[place]
+                if late_s <= most_late_s or left_s < 0:
+                    break
                 ratio = 1 / (1 - most_late_s / late_s)
                 slowest[place] = bisect_right(self._clocks.curves[place].ratios, ratio) - 1
+                late_s -= self._highest_s[place]
         return slowest
 
     def choices(self) -> list[int]:

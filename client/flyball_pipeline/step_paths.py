@@ -31,12 +31,10 @@ class StepPaths:
         self.stage = [stage[node] for node in self.nodes]
         self.meeting = [meeting[node] if meeting else 0 for node in self.nodes]
         self.is_first = [dag.order_predecessor[node] == NONE for node in self.nodes]
-        followed = set(dag.order_predecessor)
-        #: Per stage, its last place.
-        self.last_of_stage = [0] * (1 + max(stage))
-        for place, node in enumerate(self.nodes):
-            if node not in followed:
-                self.last_of_stage[stage[node]] = place
+        #: Per stage, its places in their order.
+        self.places_of_stage: list[list[int]] = [[] for _ in range(1 + max(stage))]
+        for place, of_stage in enumerate(self.stage):
+            self.places_of_stage[of_stage].append(place)
         self.num_meetings = 1 + max(self.meeting)
         # `num` stands for no place: sums of its paths are 0.
         #: Per place, the place before it on its stage and segment, that of its input on another

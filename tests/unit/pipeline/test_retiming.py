@@ -376,6 +376,41 @@ def test_a_first_clock_that_comes_late_counts_from_the_step_before() -> None:
     assert in_time_s[:2] == pytest.approx([0.1, 0.3])
 
 
+def test_the_last_clocks_of_a_step_let_the_next_one_begin_at_its_own() -> None:
+    # One rank, instructions shorter than the delay. The next step, which runs all of them at the
+    # highest clock, is as long as without a step before it.
+    num, factor = 20, 0.1
+    pipeline = small_pipeline(1, num)
+    delays = ChangeDelays(up_s=0.05, down_s=0.0)
+    retimed = pipeline.retimed(delays=delays)
+    factors = [factor] * (2 * num)
+    (own_s,) = own_times(retimed, factors)
+    clocks = retime(retimed, factors, [1.2 * own_s])
+    assert min(clocks) < HIGHEST
+    both = small_pipeline(1, 2 * num)
+    highest = (HIGHEST,) * len(clocks)
+
+    def end_s(steps: SmallPipeline, clocks: tuple[int, ...]) -> float:
+        return late_end_s(
+            steps, clocks, [factor] * len(clocks), [HIGHEST], lambda is_up: is_up * delays.up_s
+        )
+
+    next_s = end_s(both, clocks + highest) - end_s(pipeline, clocks)
+    assert next_s == pytest.approx(own_s, rel=0.0015)
+
+
+def test_a_stage_that_begins_later_than_its_first_clock_comes_keeps_a_low_last_clock() -> None:
+    # The second stage begins 0.1 s after the first, and its clock comes within 0.05 s.
+    pipeline = small_pipeline(2, 8)
+    retimed = pipeline.retimed(delays=ChangeDelays(up_s=0.05, down_s=0.0))
+    factors = [1.0] * len(pipeline.nodes)
+    (own_s,) = own_times(retimed, factors)
+    clocks = retime(retimed, factors, [1.3 * own_s])
+    first, second = (clocks[node] for node in pipeline.dag.last_of_stages)
+    assert first == HIGHEST
+    assert second < HIGHEST
+
+
 def test_calls_of_the_other_gpus_of_a_node_come_first() -> None:
     in_node = A100.in_node(0.0045, 8)
     assert in_node.up_s == pytest.approx(0.02 + 7 * 0.0045)
