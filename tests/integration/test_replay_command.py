@@ -177,7 +177,8 @@ def test_traces_packed_or_not_are_replayed(steps: list[str | Path], tmp_path: Pa
     text = flyball("replay", "--steps", plain, packed, *names, "--trace-places", "0:0,1:0", *rest)
     assert text.stdout.startswith("1 steps, 2 pipeline steps; ")
     assert refusal("--steps", plain, packed, *rest) == (
-        f"{plain}: no range is called as an instruction; give --trace-names KIND=REGEX"
+        f"{plain}: no range is called as an instruction; of torch's Schedule1F1B record with"
+        " profile(..., with_stack=True), of others give --trace-names KIND=REGEX"
     )
     assert refusal("--steps", plain, packed, *names, *rest).startswith(
         f"{plain} and 1 more: trace 1 has no stage"

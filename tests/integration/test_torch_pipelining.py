@@ -96,6 +96,7 @@ def test_the_last_rank_of_1f1b_counts_its_forwards_from_1_in_torchs_order_and_fr
     ("name", "places"),
     [
         ("GPipe", "0:0,0:1,0:2"),
+        ("1F1B", "0:0,0:1,0:2"),
         ("Interleaved1F1B", None),
         ("InterleavedZeroBubble", None),
     ],

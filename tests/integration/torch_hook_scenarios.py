@@ -35,7 +35,7 @@ SINGLE = ("GPipe", "1F1B")
 LOOPED = ("LoopedBFS", "Interleaved1F1B", "InterleavedZeroBubble")
 V_SHAPED = ("ZBVZeroBubble", "DualPipeV")
 SCHEDULES = (*SINGLE, *LOOPED, *V_SHAPED)
-TRACED = ("GPipe", "Interleaved1F1B", "InterleavedZeroBubble")
+TRACED = ("GPipe", "1F1B", "Interleaved1F1B", "InterleavedZeroBubble")
 NUM_MICROBATCHES = 8
 _NUM_STEPS = 2
 _NUM_STEPS_IN_ORDER = 5
@@ -192,7 +192,11 @@ def traced(name: str) -> Findings:
     steps_to_record = schedule(wait=0, warmup=1, active=2)
     activities = [ProfilerActivity.CPU]
     with profile(
-        activities=activities, schedule=steps_to_record, on_trace_ready=export, acc_events=True
+        activities=activities,
+        schedule=steps_to_record,
+        on_trace_ready=export,
+        acc_events=True,
+        with_stack=name == "1F1B",  # it has no names of its own
     ) as profiler:
         for _ in range(3):
             training.step()

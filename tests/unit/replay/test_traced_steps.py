@@ -113,6 +113,27 @@ def test_names_of_ones_own_count_microbatches_where_they_have_none() -> None:
     ]
 
 
+def test_calls_of_torch_are_instructions_where_no_range_has_a_name() -> None:
+    calls = "/site-packages/torch/distributed/pipelining/stage.py(857): {}_one_chunk"
+    events = [span("ProfilerStep#1", 0, 1000)] + [
+        span(calls.format(kind), 100 * number, 50 + number, cat="python_function")
+        for number, kind in enumerate(["forward", "forward", "backward", "backward"], 1)
+    ]
+    assert timed([read(*events)]) == [
+        [
+            [
+                *(("forward", 0, 0, 0.051), ("forward", 1, 0, 0.052)),
+                *(("backward", 0, 0, 0.053), ("backward", 1, 0, 0.054)),
+            ]
+        ]
+    ]
+    # GPipe's names enclose them, and names that are given are what is meant.
+    named = span("Forward 0", 90, 80), span("Backward 0", 290, 80)
+    assert timed([read(*events, *named)]) == [[[("forward", 0, 0, 0.08), ("backward", 0, 0, 0.08)]]]
+    with pytest.raises(RecordingError, match="no range is called as an instruction"):
+        read(*events, names={"forward": "fwd"})
+
+
 def test_events_come_in_any_order_and_ranges_outside_of_steps_do_not_count() -> None:
     trace = read(
         span("Forward 1", 300, 60),
@@ -214,7 +235,10 @@ def test_parts_that_are_placed_otherwise_are_refused() -> None:
     ("document", "fault"),
     [
         ({}, "no trace: a list traceEvents is missing"),
-        ([], "no range is called as an instruction; give --trace-names KIND=REGEX"),
+        (
+            [],
+            r"no range is called as an instruction; .* with_stack=True.* --trace-names KIND=REGEX",
+        ),
         ([1, {"ph": "X", "name": 3}], "no range is called as an instruction"),
         ([span("Forward 0", 0, 1) | {"ts": "now"}], "traceEvents.0..ts must be a number of us"),
         ([span("Forward 0", 0, float("inf"))], "traceEvents.0..dur must be a number of us"),

@@ -49,6 +49,12 @@ _DEFAULT_NAMES = {
     InstructionKind.BACKWARD_INPUT: (r"PP:(?P<stage>\d+)I(?P<microbatch>\d+)",),
     InstructionKind.BACKWARD_WEIGHT: (r"PP:(?P<stage>\d+)W(?P<microbatch>\d+)",),
 }
+# Schedule1F1B names nothing. With `with_stack=True` the profiler has torch's calls, which come in
+# the order of the microbatches.
+_CALLS = r".*torch/distributed/pipelining/stage\.py\(\d+\): {}_one_chunk"
+_NAMES_OF_CALLS = {
+    kind: _CALLS.format(kind) for kind in (InstructionKind.FORWARD, InstructionKind.BACKWARD)
+}
 
 
 class TraceNames:
@@ -66,6 +72,8 @@ class TraceNames:
         for key in given or {}:
             if key not in known:
                 raise ValueError(f"unknown name {key[:40]!a}; known: {', '.join(known)}")
+        #: Whether instructions have torch's names.
+        self.are_torchs = not set(given or {}) - {STEP}
         names = _DEFAULT_NAMES | {key: (text,) for key, text in (given or {}).items()}
         self._expressions = {
             key: tuple(_compiled(key, text) for text in texts) for key, texts in names.items()
@@ -161,10 +169,14 @@ def read_trace(document: object, names: TraceNames) -> RankTrace:
     """
     events = _Events(document)
     by_begin = sorted(events.ranges(), key=lambda each: each.begin_us)
-    found = [(event, names.instruction_of(event.name)) for event in by_begin]
-    instructions = [(of_range, named) for of_range, named in found if named is not None]
+    instructions = _instructions(by_begin, names)
+    if not instructions and names.are_torchs:
+        instructions = _instructions(by_begin, TraceNames(_NAMES_OF_CALLS))
     if not instructions:
-        raise RecordingError("no range is called as an instruction; give --trace-names KIND=REGEX")
+        raise RecordingError(
+            "no range is called as an instruction; of torch's Schedule1F1B record with"
+            " profile(..., with_stack=True), of others give --trace-names KIND=REGEX"
+        )
     for (first, _), (second, _) in itertools.pairwise(instructions):
         if second.begin_us < first.end_us:
             raise RecordingError(f"{second} begins before {first} has ended")
@@ -179,6 +191,11 @@ def read_trace(document: object, names: TraceNames) -> RankTrace:
         raise RecordingError("no instruction is within a range of a step")
     rank, pipeline = _places_in(document)
     return RankTrace(runs=tuple(_numbered(runs)), rank=rank, pipeline=pipeline)
+
+
+def _instructions(ranges: Iterable[_Range], names: TraceNames) -> list[tuple[_Range, _Named]]:
+    found = ((of_range, names.instruction_of(of_range.name)) for of_range in ranges)
+    return [(of_range, named) for of_range, named in found if named is not None]
 
 
 class _Events:
