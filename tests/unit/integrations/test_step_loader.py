@@ -494,6 +494,19 @@ def test_batches_taken_by_index_are_read_ahead_of_and_others_after_the_step() ->
     assert announced.announced_in == [(7, 7), (8, 7), (9, 9)]
 
 
+def test_lists_that_are_stacked_are_announced_in_time_from_the_third_on() -> None:
+    announced, stacked = Announced(), []
+    source = Positioned(10)
+    loader = looked_ahead(source, announced, num_batches=2)
+    for batches in loader:
+        stacked.append(list.copy(batches))  # as C functions take them, by no method of the list
+        # What a checkpoint has is the position after these batches.
+        assert loader.state_dict()["next"] == 2 * len(stacked)
+        announced.train()
+    assert stacked == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]
+    assert announced.announced_in == [(7, 7), (8, 8), (9, 8), (10, 9), (11, 10)]
+
+
 def test_lists_of_batches_are_like_others() -> None:
     announced = Announced()
     found = []

@@ -51,6 +51,8 @@ class StepLoader(Generic[B]):
         self._find_announcer = find_announcer
         self._num_batches = num_batches or 1
         self._gives_lists = gives_lists and num_batches is not None
+        #: True: of the list before no batch was seen to be taken.
+        self._are_taken_unseen = False
         self._position = LoaderPosition(loader)
         self._pass = self._new_pass()
 
@@ -104,8 +106,11 @@ class StepLoader(Generic[B]):
                 announced = step + 1
                 announce = partial(self._announce, announcer, announced)
                 ahead = _ReadAhead(own, self._num_batches, announce)
+                if self._are_taken_unseen:
+                    ahead.finish()
                 yield from self._given(own, ahead)
                 ahead.finish()
+                self._are_taken_unseen = self._gives_lists and not ahead.has_begun
         self._position.release()
         failed, own.failed = own.failed, None
         if failed is not None:
@@ -220,9 +225,12 @@ class _ReadAhead(Generic[B]):
         self._then = then
         self._num_now = len(own.now)
         self._is_over = False
+        #: Whether a batch of this step was given.
+        self.has_begun = False
 
     def go_on(self, number: int) -> None:
         """Read what belongs to a batch of this step, which is given now."""
+        self.has_begun = True
         self._read_to(math.ceil((1 + number) * self._num_batches / self._num_now))
 
     def finish(self) -> None:
@@ -241,6 +249,9 @@ class _ReadAhead(Generic[B]):
 
 class _Batches(list[Any]):
     """Batches of a step; as they are taken, in a loop or by index, those of the next step are read.
+
+    `torch.stack` and its like take them unseen. Where the batches of a list were, the next step is
+    read before its list is given.
 
     As a batch is taken, `end_of_dataloader` of accelerate's loader is set for it, by which
     `Accelerator.accumulate` ends a step. Copies are plain lists, and torch's trees take it for one.
