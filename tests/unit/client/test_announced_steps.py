@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import pytest
 from tests.planner.hostile import hostile_planner
-from tests.unit.client.memory_planner import MemoryPlanner, SessionMaker
+from tests.unit.client.memory_planner import MemoryPlanner, SessionMaker, compiled_plan
 from tests.unit.client.recording_gpu import RESET, RecordingGpu
 from tests.unit.client.step_parts import HEAVY, LIGHT, part_of_stage
 from tests.unit.client.test_rank_session import run_until_active, wait_until
@@ -152,7 +152,12 @@ def test_a_step_in_which_the_governor_gave_up_reports_no_plan_of_its_own(
 ) -> None:
     planner = MemoryPlanner()
     session = planning_session(planner, gpu, make_session)
-    train_until(session, lambda _: LIGHT, lambda: len(with_plan(planner)) >= 2)
+    # The first clock of a step with a plan of its own is a lower one.
+    train_until(
+        session,
+        lambda _: LIGHT,
+        lambda: bool(with_plan(planner)) and gpu.told[-1] != 1400,
+    )
     step = session.current_step
     session.on_step_begin()
     session._governor.give_up(RuntimeError("its GPU is gone"))
@@ -222,6 +227,48 @@ def test_an_announced_number_of_microbatches_without_a_plan_leaves_the_plan_in_f
     session.on_step_begin()
     assert session.active_version == 1
     session.close()
+
+
+def test_the_plan_of_the_steps_number_of_microbatches_is_named_to_the_other_ranks(
+    gpu: RecordingGpu, make_session: SessionMaker
+) -> None:
+    said: dict[int, list[object]] = {}
+
+    class Listening(AloneAgreement):
+        def gather(self, message: bytes) -> Pending[list[bytes]]:
+            step, *plans_and_more = json.loads(message.partition(b"\n")[0])
+            said[step] = plans_and_more[:2]
+            return super().gather(message)
+
+    session = make_session(gpu, planner=None)
+    session.plan_steps(Listening())
+    session.start()
+    part = part_of_stage(0, 1, num_microbatches=3)
+    three = [(part.kinds[kind], microbatch) for kind, microbatch, *_ in part.instructions]
+    two_plan, three_plan = (
+        compiled_plan(
+            *[(*row, 1400) for row in rows],
+            version=version,
+            plan_id=f"{version}",
+            pipeline=pipeline,
+        )
+        for version, rows, pipeline in ((1, ROWS, PART.pipeline), (2, three, part.pipeline))
+    )
+    session.plans.put(two_plan, 0)
+    run_step(session, LIGHT)
+    run_step(session, LIGHT)
+    # The newest plan is for steps of three microbatches; those that run have two.
+    session.plans.put(three_plan, session.current_step)
+    newer = session.current_step + 1
+    for _ in range(3):
+        run_step(session, LIGHT)
+        assert session.active_version == 1
+    give_up_s = time.monotonic() + 30.0
+    while newer + 1 not in said:
+        assert time.monotonic() < give_up_s
+        run_step(session, LIGHT)
+    session.close()
+    assert said[newer + 1] == [[1, "1"], [[3, [2, "2"]]]]
 
 
 def test_a_step_without_work_runs_at_the_highest_clocks(

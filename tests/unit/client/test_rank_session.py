@@ -161,6 +161,41 @@ def test_each_number_of_microbatches_has_its_own_plan_and_none_runs_another_ones
     assert planned.last_step_timings[0].sm_clock_mhz == 1200
 
 
+def test_the_first_clock_is_that_of_the_plan_that_the_next_step_runs() -> None:
+    governor = RecordingGovernor()
+    session = RankSession(
+        gpu=RecordingGpu(), job_id=JOB_ID, rank=0, stage=0, planner=None, governor=governor
+    )
+    two = [(kind, number, 1400) for number in range(2) for kind in ("forward", "backward")]
+    session.plans.put(compiled_plan(*PLAN), 0)
+    for _ in range(2):
+        run_microbatches(session, 1)
+    # A newer plan is for steps of two microbatches; those that run have one.
+    session.plans.put(compiled_plan(*two, version=2), 2)
+    for _ in range(2):
+        assert governor.asked_mhz[-1] == 1200
+        assert run_microbatches(session, 1) == 1
+    assert 1400 not in governor.asked_mhz
+
+
+def test_steps_that_name_no_microbatches_have_as_many_as_their_plan() -> None:
+    session = RankSession(
+        gpu=RecordingGpu(),
+        job_id=JOB_ID,
+        rank=0,
+        stage=0,
+        planner=None,
+        governor=RecordingGovernor(),
+    )
+    told: list[int] = []
+    session.watch_shape(told.append)
+    two = [(kind, number, 1400) for number in range(2) for kind in ("forward", "backward")]
+    session.plans.put(compiled_plan(*two), 0)
+    for _ in range(2):
+        run_step(session, "forward", "backward", "forward", "backward")
+    assert told == [2]
+
+
 def test_unplanned_instructions_run_at_the_highest_clock_and_are_counted_and_logged_once(
     gpu: RecordingGpu, planned: RankSession, caplog: pytest.LogCaptureFixture
 ) -> None:

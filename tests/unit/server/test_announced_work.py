@@ -553,6 +553,37 @@ def test_each_drift_takes_a_larger_one_than_before() -> None:
     assert with_drifts(replace(MODEL, num_drifts=50), [large]) is not None
 
 
+@pytest.mark.parametrize(("num_drifts", "limit"), [(0, 0.02), (1, 0.04), (3, 0.16), (4, 0.16)])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_drift_beyond_the_limit_scales_all_of_its_stages_coefficients(
+    num_drifts: int, limit: float, sign: int
+) -> None:
+    known = replace(
+        MODEL,
+        places=((0, "forward", 0), (0, "forward", 1), (0, "backward", 0), (1, "forward", 0)),
+        coefficients=((0.1, 2e-4, 1e-8), (0.2, 3e-4, 2e-8), (0.3, 4e-4, 3e-8), (0.4, 5e-4, 4e-8)),
+        num_drifts=num_drifts,
+    )
+
+    def drift(share: float) -> list[StageSlowdown]:
+        still = StageSlowdown(stage=1, kind="forward", slowdown=1.0)
+        return [still, StageSlowdown(stage=0, kind="forward", slowdown=1 + sign * share)]
+
+    assert with_drifts(known, drift(0.99 * limit)) is None
+    found = with_drifts(known, drift(1.01 * limit))
+    assert found is not None
+    factor = 1 + sign * 1.01 * limit
+    assert found == replace(
+        known,
+        coefficients=(
+            (factor * 0.1, factor * 2e-4, factor * 1e-8),
+            (factor * 0.2, factor * 3e-4, factor * 2e-8),
+            *known.coefficients[2:],
+        ),
+        num_drifts=num_drifts + 1,
+    )
+
+
 def savings(services: JobServices, version: int) -> MeasuredSavings:
     """What steps of a version have saved, measured."""
     with services.store.reading() as reader:
