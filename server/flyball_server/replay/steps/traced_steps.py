@@ -52,7 +52,7 @@ _DEFAULT_NAMES = {
 # Schedule1F1B names nothing. With `with_stack=True` the profiler has torch's calls, which come in
 # the order of the microbatches.
 _CALLS = r".*torch/distributed/pipelining/stage\.py\(\d+\): {}_one_chunk"
-_NAMES_OF_CALLS = {
+_NAMES_OF_CALLS: dict[str, str] = {
     kind: _CALLS.format(kind) for kind in (InstructionKind.FORWARD, InstructionKind.BACKWARD)
 }
 
