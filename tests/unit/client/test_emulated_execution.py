@@ -334,14 +334,6 @@ def test_the_same_seed_has_the_same_delays_whatever_the_noise() -> None:
     assert of_seed_1 == noisy != of_seed_2
 
 
-def test_the_counter_shows_a_wait_at_the_blocking_power_of_any_clock() -> None:
-    bench = Bench.of(EmulatedGpuSettings.exact_delay(0.1))
-    bench.gpu.lock_sm_clock_mhz(700)
-    bench.clock.move(0.3)
-    assert bench.gpu.exact_energy_j() == pytest.approx(0.3 * WAITING_W)
-    assert bench.gpu.total_energy_j() == pytest.approx(0.3 * WAITING_W, rel=0.05)
-
-
 @pytest.mark.parametrize(
     ("limit_w", "asked_mhz", "held_mhz"),
     [
