@@ -313,16 +313,6 @@ def test_a_clock_that_could_not_be_restored_is_restored_before_another_request(d
     assert desk.record.holder() is None
 
 
-def test_a_request_to_restore_that_fails_is_repeated(desk: Desk) -> None:
-    desk.serve(510)
-    desk.gpu.reset_errors = [GpuError("busy")] * 2
-    desk.serve(word.RESTORE)
-    for _ in range(3):
-        desk.clock.move(2 * FIRST_PAUSE_S)
-        desk.controller.serve()
-    assert desk.gpu.told == [510, RESET]
-
-
 # ------------------------------------------------------------------ reading back
 
 

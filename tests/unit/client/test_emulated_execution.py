@@ -14,6 +14,7 @@ from statistics import median, quantiles
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.planner.patience import wait_until
 from tests.unit.client.tiny_profile import HandClock, point
 
 from flyball_client.gpu._base import ClockLimit
@@ -278,14 +279,11 @@ def test_processes_share_a_node_through_its_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "node"
-    processes = [
-        multiprocessing.get_context("spawn").Process(target=book, args=(file, 200))
-        for _ in range(2)
-    ]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join()
+    other = multiprocessing.get_context("spawn").Process(target=book, args=(file, 200))
+    other.start()
+    wait_until(file.exists)
+    book(file, 200)
+    other.join()
     assert EmulatedNode(file).book_s(100.0, 0.0) == pytest.approx(100.4)
     # It is free later, and the moments of an earlier start of the machine do not count.
     assert EmulatedNode(file).book_s(200.0, 0.0) == 200.0

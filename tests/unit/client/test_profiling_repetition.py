@@ -190,46 +190,35 @@ def test_a_rule_that_cannot_be_followed_does_not_exist(
 
 
 class SlowlyReadGpu(RecordingGpu):
-    """A GPU in real time: it draws more while its instruction runs, and takes long to read."""
+    """A GPU whose counter, once it runs, is first read for as long as three runs take."""
 
     address = GpuAddress(control="nvml", uuid="GPU-slow")  # type: ignore[assignment]
-    BUSY_W, IDLE_W, READING_S, PERIOD_S, RUN_S = 300.0, 60.0, 0.004, 0.02, 0.002
 
     def __init__(self) -> None:
         super().__init__()
-        self._began_s = time.monotonic()
-        self._busy_s = 0.0
-        self._run_began_s: float | None = None
-        self._shown = (0.0, 0.0)
-        self._guard = threading.Lock()
+        self._num_runs = 0
+        self.ran_meanwhile = False
+        self._ran = threading.Condition()
 
     def run_once(self) -> None:
-        with self._guard:
-            self._run_began_s = time.monotonic()
-        time.sleep(self.RUN_S)
-        with self._guard:
-            self._busy_s += time.monotonic() - self._run_began_s
-            self._run_began_s = None
+        time.sleep(0.001)
+        with self._ran:
+            self._num_runs += 1
+            self._ran.notify_all()
 
     def total_energy_j(self) -> float:
-        time.sleep(self.READING_S)
-        with self._guard:
-            now_s = time.monotonic()
-            running_s = 0.0 if self._run_began_s is None else now_s - self._run_began_s
-            busy_s, all_s = self._busy_s + running_s, now_s - self._began_s
-            if all_s - self._shown[0] >= self.PERIOD_S:
-                energy_j = self.BUSY_W * busy_s + self.IDLE_W * (all_s - busy_s)
-                self._shown = (all_s, energy_j)
-            return self._shown[1]
+        with self._ran:
+            until = self._num_runs + 3
+            if self._num_runs and not self.ran_meanwhile:
+                self.ran_meanwhile = self._ran.wait_for(lambda: self._num_runs >= until, 10)
+            return float(self._num_runs)
 
 
 def test_a_counter_that_is_slow_to_read_does_not_let_the_gpu_wait() -> None:
     gpu = SlowlyReadGpu()
     running = Repetition(gpu, gpu.run_once, now_s=time.monotonic, renew_clock=lambda: None)
-    found = running.measure(MeasuringRule(min_periods=40, max_point_s=1.5))
-    # Read between two batches, 4 ms of waiting in 24 would add 4 % to the energy.
-    assert found.energy_j / found.time_s == pytest.approx(gpu.BUSY_W, rel=0.02)
-    assert found.power_w == pytest.approx(gpu.BUSY_W, rel=0.03)
+    assert running.measure(MeasuringRule(max_point_s=0.2)).num_repetitions > 0
+    assert gpu.ran_meanwhile
 
 
 def test_a_gpu_that_is_lost_while_it_is_watched_ends_the_measurement() -> None:
@@ -328,8 +317,3 @@ def test_measuring_ends_where_nobody_waits_any_more() -> None:
             gpu, num_periods=100, now_s=gpu.now_s, pause=gpu.pass_time, check=look
         )
     assert num_looks == 30
-
-
-def test_too_few_periods_tell_nothing() -> None:
-    with pytest.raises(ValueError, match="at least 4"):
-        measure(waiting(), 3)

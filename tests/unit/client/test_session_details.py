@@ -1,4 +1,4 @@
-"""Clocks and posts of a session whose plan has a cycle or asks for more than totals."""
+"""Posts of a session whose plan asks for more than totals."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from tests.unit.client.tiny_profile import HandClock, tiny_profile
 from flyball_client.gpu.emulated import EmulatedGpu
 from flyball_client.session.rank_session import RankSession
 from flyball_wire.measurements import MeasurementDetail, StepMeasurement
-
-CYCLE_MHZ = ((1400, 1400), (1200, 900), (900, 900))
 
 
 @pytest.fixture
@@ -50,22 +48,3 @@ def test_single_instructions_are_posted_of_a_plans_second_steps_whatever_the_det
     assert with_clocks == (timed if detail == MeasurementDetail.TOTALS else planned)
     # What is kept here stays small.
     assert kept == tuple(replace(step, by_clock=None, instructions=None) for step in found)
-
-
-def test_by_clock_tells_the_clocks_that_were_asked_for_and_how_long_each_kind_took(
-    planner: MemoryPlanner, emulated: EmulatedGpu, make_session: SessionMaker
-) -> None:
-    planner.name_first_step(
-        planner.publish(*PLAN, cycle_mhz=CYCLE_MHZ, measurement_detail=MeasurementDetail.CLOCKS), 1
-    )
-    found, _ = posted(planner, make_session(emulated), num_steps=4)
-    times_s = [
-        {(row[0], row[2]): pytest.approx(row[4]) for row in step.by_clock or ()}
-        for step in found[1:]
-    ]
-    assert times_s == [
-        {("forward", 1400): 1.0, ("backward", 1400): 2.0},
-        {("forward", 1200): 1.0, ("backward", 900): 3.0},
-        {("forward", 900): 2.0, ("backward", 900): 3.0},
-    ]
-    assert {row[3:4] + row[5:] for step in found for row in step.by_clock or ()} == {(1, 0.0)}
