@@ -55,7 +55,7 @@ def two_pipelines() -> str:
 SEPARATE = "--data-parallel separate"
 
 
-@pytest.mark.parametrize("options", ["", "--timeline", "--schedule auto", "--json", SEPARATE])
+@pytest.mark.parametrize("options", ["--timeline", "--schedule auto --json", SEPARATE])
 def test_from_a_csv_to_a_printed_plan_each_module_is_entered_at_most_twice(
     options: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

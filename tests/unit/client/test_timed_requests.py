@@ -7,11 +7,9 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.client.memory_planner import SessionMaker, compiled_plan, run_noting
-from tests.unit.client.recording_gpu import RecordingGpu
+from tests.unit.client.memory_planner import compiled_plan
 from tests.unit.client.tiny_profile import HandClock, point
 
-from flyball_client.governor.in_process import InProcessGovernor
 from flyball_client.gpu.emulated import EmulatedGpu, EmulatedGpuSettings
 from flyball_client.session.rank_session import RankSession
 from flyball_pipeline.instruction import InstructionKind
@@ -143,42 +141,3 @@ def test_a_timed_first_clock_is_made_in_the_tail_and_corrected_where_another_pla
     assert rank.gpu.requested_sm_clock_mhz == 1400
     rank.clock.move(1.0)
     assert rank.gpu.requested_sm_clock_mhz == 1400
-
-
-class HookCalls(InProcessGovernor):
-    """Notes the requests of the hooks."""
-
-    def __init__(self) -> None:
-        super().__init__(RecordingGpu(), "rank 0")
-        self.calls: list[tuple[int, float | None]] = []
-
-    def set_mhz(self, sm_clock_mhz: int) -> None:
-        self.calls.append((sm_clock_mhz, None))
-
-    def set_mhz_later(self, sm_clock_mhz: int, delay_s: float) -> None:
-        self.calls.append((sm_clock_mhz, delay_s))
-
-
-def test_each_hook_makes_the_requests_of_its_plan(
-    gpu: RecordingGpu, make_session: SessionMaker
-) -> None:
-    governor = HookCalls()
-    session = make_session(gpu, planner=None, governor=governor)
-    session.plans.put(compiled_plan(*PLAN, requests=((2, 0, 0.2), (4, 3, 0.1))), 0)
-    seen = []
-
-    def note() -> None:
-        seen.append(list(governor.calls))
-        governor.calls.clear()
-
-    run_noting(session, PLAN, note)
-    begins, ends = seen[:-1:2], seen[1::2]
-    assert begins == [
-        [(1200, None), (900, 0.2)],
-        [],
-        [(900, None)],
-        [(1400, None), (1200, 0.1)],
-    ]
-    # The third one's end alone is a default.
-    assert ends == [[], [], [(1400, None)], []]
-    assert seen[-1] == []

@@ -29,13 +29,10 @@ class HandClock:
         self.moment_s = 1000.0
 
     def now_s(self) -> float:
-        """The moment, s."""
         return self.moment_s
 
     def sleep_until(self, deadline_s: float) -> None:
-        """Move to the deadline, never back."""
         self.moment_s = max(self.moment_s, deadline_s)
 
     def move(self, seconds: float) -> None:
-        """Let time pass."""
         self.moment_s += seconds

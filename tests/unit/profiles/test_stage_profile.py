@@ -269,7 +269,7 @@ def test_rows_of_other_instructions_are_left_out_and_named(
         f"rows of instruction 'load' are left out (1, the first in row {len(of_json) + 1})"
     ]
     for name in ("Forward", "foward", "fwd", "bwd", "steps", ""):
-        with pytest.raises(ProfileError, match="unknown instruction"):
+        with pytest.raises(ProfileError, match=f"unknown instruction {name!r}; known: backward, "):
             parse_stage_profile_rows([*of_json, of_json[0] | {"instruction": name}])
 
 
