@@ -27,46 +27,6 @@ INSTRUCTIONS: tuple[tuple[str, int, int], ...] = (
 CYCLE_MHZ = ((1400, 1400, 1400, 1400), (1200, 900, 1200, 900), (900, 900, 900, 900))
 
 
-def clocks_of_step(cursor: PlanCursor, step: int) -> tuple[int, ...]:
-    """Return what the instructions get when the step goes as planned, MHz."""
-    cursor.begin_step(step)
-    clocks_mhz = tuple(
-        cursor.next_sm_clock_mhz(kind, microbatch, 0) for kind, microbatch, _ in INSTRUCTIONS
-    )
-    cursor.end_step()
-    assert cursor.num_unplanned == 0
-    assert cursor.surprise is None
-    return clocks_mhz
-
-
-@given(
-    st.lists(
-        st.tuples(
-            st.sampled_from(["forward", "backward"]),
-            st.integers(0, 3),
-            st.sampled_from(SUPPORTED_MHZ),
-            st.integers(0, 2),
-        ),
-        max_size=20,
-    ),
-    st.booleans(),
-)
-def test_a_step_that_goes_as_planned_gets_each_planned_clock(
-    rows: list[tuple[str, int, int, int]], names_microbatches: bool
-) -> None:
-    cursor = PlanCursor(compiled_plan(*rows))
-    for step in range(2):
-        cursor.begin_step(step)
-        clocks = [
-            cursor.next_sm_clock_mhz(kind, microbatch if names_microbatches else None, chunk)
-            for kind, microbatch, _, chunk in rows
-        ]
-        assert clocks == [mhz for _, _, mhz, _ in rows]
-        assert cursor.num_unplanned == 0
-        assert cursor.surprise is None
-        cursor.end_step()
-
-
 @pytest.mark.parametrize(
     ("kind", "microbatch", "chunk", "came"),
     [
@@ -116,21 +76,44 @@ def test_an_instruction_that_does_not_fit_is_refused(
         compile_plan(none, stage=0, supported_mhz=SUPPORTED_MHZ)
 
 
+@st.composite
+def plans(draw: st.DrawFn) -> tuple[list[Instruction], list[tuple[int, ...]]]:
+    """Instructions, and the clocks of up to four steps; of none, those of the instructions."""
+    clocks, microbatches, chunks = (
+        st.sampled_from(SUPPORTED_MHZ),
+        st.integers(0, 3),
+        st.integers(0, 2),
+    )
+    kinds = st.sampled_from(["forward", "backward"])
+    rows = draw(st.lists(st.tuples(kinds, microbatches, clocks, chunks), max_size=12))
+    return rows, draw(st.lists(st.tuples(*len(rows) * [clocks]), max_size=4))
+
+
 @given(
-    cycle_mhz=st.lists(st.tuples(*4 * [st.sampled_from(SUPPORTED_MHZ)]), min_size=1, max_size=5),
+    plan=plans(),
     first_step=st.integers(0, 50),
     # Steps may be left out, and a rank may take the plan up late.
     steps_since=st.lists(st.integers(0, 30)).map(sorted),
+    names_microbatches=st.booleans(),
 )
-def test_each_step_runs_the_row_of_the_cycle_that_its_number_says(
-    cycle_mhz: list[tuple[int, ...]], first_step: int, steps_since: list[int]
+def test_each_step_that_goes_as_planned_runs_the_row_of_the_cycle_that_its_number_says(
+    plan: tuple[list[Instruction], list[tuple[int, ...]]],
+    first_step: int,
+    steps_since: list[int],
+    names_microbatches: bool,
 ) -> None:
-    cursor = PlanCursor(
-        compiled_plan(*INSTRUCTIONS, cycle_mhz=tuple(cycle_mhz)), first_step=first_step
-    )
+    rows, cycle_mhz = plan
+    cursor = PlanCursor(compiled_plan(*rows, cycle_mhz=cycle_mhz), first_step=first_step)
+    of_steps = cycle_mhz or [tuple(row[2] for row in rows)]
     for since in steps_since:
-        expected_mhz = cycle_mhz[since % len(cycle_mhz)]
-        assert clocks_of_step(cursor, first_step + since) == expected_mhz
+        cursor.begin_step(first_step + since)
+        clocks_mhz = tuple(
+            cursor.next_sm_clock_mhz(kind, microbatch if names_microbatches else None, chunk)
+            for kind, microbatch, _, chunk in rows
+        )
+        cursor.end_step()
+        assert clocks_mhz == of_steps[since % len(of_steps)]
+        assert (cursor.num_unplanned, cursor.surprise) == (0, None)
 
 
 @pytest.mark.parametrize(
