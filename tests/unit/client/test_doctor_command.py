@@ -16,7 +16,6 @@ from tests.false_zeusd.server import FalseZeusd
 from tests.governed_rank.pretended_rank import leave_record, pretended_rank
 from tests.integration.command_in_process import flyball, refusal
 from tests.planner.live import live_planner
-from tests.planner.patience import PATIENCE_S
 from tests.planner.ports import free_port
 
 from flyball_client.cli.doctor import command
@@ -107,17 +106,12 @@ def test_where_everything_is_in_place_all_is_fine_and_nothing_was_touched(
     assert not (tmp_path / "state").exists()
 
 
-def test_a_machine_without_a_gpu_hears_what_works_all_the_same(false_nvml: FalseNvml) -> None:
-    environment = false_nvml.environment
-    del environment["FALSE_NVML_STATE"]
-    done = subprocess.run(
-        [sys.executable, "-m", "flyball_client", "doctor"],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
+@pytest.mark.usefixtures("loaded_nvml")
+def test_a_machine_without_a_gpu_hears_what_works_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("FALSE_NVML_STATE")
+    done = flyball("doctor")
     assert (done.returncode, done.stderr) == (1, "")
     lines = done.stdout.splitlines()
     row = next(number for number, line in enumerate(lines) if "starting NVML" in line)

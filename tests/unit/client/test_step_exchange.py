@@ -475,21 +475,19 @@ def test_a_step_of_another_number_of_microbatches_has_the_plan_for_that(knows_it
 
 
 @pytest.mark.parametrize(
-    ("announce", "why"),
-    [
-        (lambda ranks: None, "did not come within 0.2 s"),
-        (lambda ranks: ranks[1].exchange.announce(1, HEAVY, None), "different work for step 1"),
-    ],
+    ("announces", "timeout_s", "why"),
+    [(False, 0.2, "did not come within 0.2 s"), (True, 20.0, "different work for step 1")],
 )
 def test_ranks_that_cannot_agree_end_step_plans_with_one_line(
-    announce: Callable[[Sequence[Rank]], None], why: str, caplog: pytest.LogCaptureFixture
+    announces: bool, timeout_s: float, why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING, logger="flyball_client")
     meeting = Meeting(1, 2)
-    ranks = [Rank(meeting, 0, stage, timeout_s=0.2) for stage in (0, 1)]
+    ranks = [Rank(meeting, 0, stage, timeout_s=timeout_s) for stage in (0, 1)]
     with running(*ranks):
         ranks[0].exchange.announce(1, LIGHT, None)
-        announce(ranks)
+        if announces:
+            ranks[1].exchange.announce(1, HEAVY, None)
         wait_until(lambda: any(why in text for text in caplog.messages))
         for step in (2, 3):
             ranks[0].begin(step)
