@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.planner.patience import wait_until
-from tests.unit.client.tiny_profile import HandClock, point
+from tests.unit.client.tiny_profile import HandClock, one_stage, point
 
 from flyball_client.gpu._base import ClockLimit
 from flyball_client.gpu.emulated import (
@@ -26,20 +26,12 @@ from flyball_client.gpu.emulated import (
     RandomTime,
 )
 from flyball_client.gpu.emulated.execution import Execution
-from flyball_pipeline.instruction import InstructionKind
 from flyball_profiles.gpu_windows import load_gpu_window
-from flyball_profiles.stage_profile import StageProfile
 
 # MHz: time in s, energy in J of the forward; powers of 300, 225 and 125 W.
 FORWARD = {1400: (0.1, 30.0), 1200: (0.12, 27.0), 700: (0.2, 25.0)}
 WAITING_W = 80.0
-PROFILE = StageProfile(
-    points={
-        (0, kind): tuple(point(mhz, *values) for mhz, values in FORWARD.items())
-        for kind in (InstructionKind.FORWARD, InstructionKind.BACKWARD)
-    },
-    num_ranks_per_stage=(1,),
-)
+PROFILE = one_stage(FORWARD)
 CLOCKS = st.sampled_from([*FORWARD])
 
 

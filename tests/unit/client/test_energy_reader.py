@@ -129,7 +129,7 @@ def counter(monkeypatch: pytest.MonkeyPatch) -> Counter:
     return Counter(monkeypatch)
 
 
-@pytest.mark.parametrize("step_s", [0.02, 0.1, 1.0])
+@pytest.mark.parametrize("step_s", [0.02, 1.0])
 def test_nothing_of_a_counter_that_stands_still_is_measured(
     counter: Counter, caplog: pytest.LogCaptureFixture, step_s: float
 ) -> None:

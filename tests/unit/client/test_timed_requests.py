@@ -8,26 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.client.memory_planner import compiled_plan
-from tests.unit.client.tiny_profile import HandClock, point
+from tests.unit.client.tiny_profile import HandClock, one_stage
 
 from flyball_client.gpu.emulated import EmulatedGpu, EmulatedGpuSettings
 from flyball_client.session.rank_session import RankSession
-from flyball_pipeline.instruction import InstructionKind
-from flyball_profiles.stage_profile import StageProfile
 
 # MHz: time in s and energy in J of a forward; a backward takes twice as much of both.
 FORWARD = {1400: (0.1, 30.0), 1200: (0.12, 27.0), 900: (0.15, 24.0)}
-FACTORS = {InstructionKind.FORWARD: 1, InstructionKind.BACKWARD: 2}
-PROFILE = StageProfile(
-    points={
-        (0, kind): tuple(
-            point(mhz, factor * time_s, factor * energy_j)
-            for mhz, (time_s, energy_j) in FORWARD.items()
-        )
-        for kind, factor in FACTORS.items()
-    },
-    num_ranks_per_stage=(1,),
-)
+PROFILE = one_stage(FORWARD, backward_factor=2)
 DELAY_S = 0.03
 
 PLAN = (("forward", 0, 1200), ("forward", 1, 1200), ("backward", 0, 900), ("backward", 1, 1400))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from flyball_pipeline.instruction import InstructionKind
 from flyball_profiles.stage_profile import OperatingPoint, StageProfile
 
@@ -19,6 +21,23 @@ def tiny_profile(*, num_ranks: int = 1) -> StageProfile:
             (0, InstructionKind.BACKWARD): (point(1400, 2.0, 600.0), point(1200, 3.0, 450.0)),
         },
         num_ranks_per_stage=(num_ranks,),
+    )
+
+
+def one_stage(
+    forward: Mapping[int, tuple[float, float]], *, backward_factor: int = 1
+) -> StageProfile:
+    """One stage of time in s and energy in J by MHz; its backward takes a multiple of both."""
+    factors = {InstructionKind.FORWARD: 1, InstructionKind.BACKWARD: backward_factor}
+    return StageProfile(
+        points={
+            (0, kind): tuple(
+                point(mhz, factor * time_s, factor * energy_j)
+                for mhz, (time_s, energy_j) in forward.items()
+            )
+            for kind, factor in factors.items()
+        },
+        num_ranks_per_stage=(1,),
     )
 
 
