@@ -80,32 +80,6 @@ def exact(time_s: float) -> RandomTime:
     return RandomTime(p50_s=time_s)
 
 
-@given(
-    before=CLOCKS,
-    after=CLOCKS,
-    offset_s=st.floats(-0.1, 0.3),
-    delay_s=st.floats(0, 0.3),
-    time_scale=st.sampled_from([1.0, 3.0]),
-)
-def test_a_timed_request_changes_the_running_instruction_by_the_formula(
-    before: int, after: int, offset_s: float, delay_s: float, time_scale: float
-) -> None:
-    """Requested at 1 s + offset, while nothing, the forward or a wait after it is on."""
-    bench = Bench.of(EmulatedGpuSettings.exact_delay(delay_s), time_scale=time_scale)
-    bench.gpu.lock_sm_clock_mhz(before)
-    bench.clock.move(0.9 * time_scale)
-    bench.gpu.lock_sm_clock_mhz_at(after, 1.0 + offset_s)
-    bench.clock.move(0.1 * time_scale)
-    (time0_s, energy0_j), (time1_s, energy1_j) = FORWARD[before], FORWARD[after]
-    x_s = min(max(offset_s + delay_s, 0.0), time0_s)
-    time_s, energy_j = bench.run()
-    assert time_s == pytest.approx(x_s + time1_s * (1 - x_s / time0_s))
-    assert energy_j == pytest.approx(energy0_j * x_s / time0_s + energy1_j * (1 - x_s / time0_s))
-    bench.clock.move(2 * time_scale)
-    assert bench.gpu.sm_clock_mhz() == after
-    assert bench.gpu.timed_request_s() is None
-
-
 def test_a_request_replaces_a_timed_one_before_its_moment_and_not_from_then_on() -> None:
     bench = Bench.of(EmulatedGpuSettings.exact_delay(0.01))
 

@@ -76,8 +76,11 @@ def test_an_instruction_that_does_not_fit_is_refused(
         compile_plan(none, stage=0, supported_mhz=SUPPORTED_MHZ)
 
 
+Row = tuple[str, int, int, int]
+
+
 @st.composite
-def plans(draw: st.DrawFn) -> tuple[list[Instruction], list[tuple[int, ...]]]:
+def plans(draw: st.DrawFn) -> tuple[list[Row], list[tuple[int, ...]]]:
     """Instructions, and the clocks of up to four steps; of none, those of the instructions."""
     clocks, microbatches, chunks = (
         st.sampled_from(SUPPORTED_MHZ),
@@ -97,7 +100,7 @@ def plans(draw: st.DrawFn) -> tuple[list[Instruction], list[tuple[int, ...]]]:
     names_microbatches=st.booleans(),
 )
 def test_each_step_that_goes_as_planned_runs_the_row_of_the_cycle_that_its_number_says(
-    plan: tuple[list[Instruction], list[tuple[int, ...]]],
+    plan: tuple[list[Row], list[tuple[int, ...]]],
     first_step: int,
     steps_since: list[int],
     names_microbatches: bool,

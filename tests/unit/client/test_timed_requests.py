@@ -30,6 +30,7 @@ class BusyRank:
         requests: tuple[tuple[int, int, float], ...] = (),
         *,
         delay_s: float = DELAY_S,
+        time_scale: float = 1.0,
     ) -> None:
         self.clock = HandClock()
         self.gpu = EmulatedGpu(
@@ -38,6 +39,7 @@ class BusyRank:
             blocking_power_w=80.0,
             settings=EmulatedGpuSettings.exact_delay(delay_s),
             counter_period_s=1e-9,
+            time_scale=time_scale,
             clock=self.clock,
         )
         self.instructions = instructions
@@ -65,20 +67,21 @@ class BusyRank:
     delay_s=st.floats(0, 0.2),
     wait_s=st.sampled_from([0.0, 0.02]),
     late_s=st.sampled_from([0.0, 0.01]),
+    time_scale=st.sampled_from([1.0, 3.0]),
 )
 def test_the_clock_changes_a_delay_after_its_request(
-    offset_s: float, delay_s: float, wait_s: float, late_s: float
+    offset_s: float, delay_s: float, wait_s: float, late_s: float, time_scale: float
 ) -> None:
     """It is requested at the earlier one of the first one's begin + offset and its own begin."""
     instructions = (("forward", 0, 1400), ("backward", 0, 900))
-    rank = BusyRank(instructions, ((1, 0, offset_s),), delay_s=delay_s)
+    rank = BusyRank(instructions, ((1, 0, offset_s),), delay_s=delay_s, time_scale=time_scale)
     session = rank.session
     session.on_step_begin()
-    rank.clock.move(late_s)
+    rank.clock.move(late_s * time_scale)
     began_s = rank.gpu.emulated_time_s()
     rank.run("forward", 0)
     first_s = rank.gpu.emulated_time_s() - began_s
-    rank.clock.move(wait_s)
+    rank.clock.move(wait_s * time_scale)
     second_began_s = rank.gpu.emulated_time_s() - began_s
     rank.run("backward", 0)
     second_s = rank.gpu.emulated_time_s() - began_s - second_began_s
