@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -146,6 +147,23 @@ def test_the_record_stands_from_before_a_clock_is_set_until_it_is_restored(
     desk.controller.restore()
     assert seen == [(HOLDER, 1), (HOLDER, 1)]
     assert desk.record.holder() is None
+
+
+def test_a_timed_request_waits_for_its_time(desk: Desk) -> None:
+    desk.serve(1200)
+    assert desk.controller.until_timed_s() == math.inf
+    desk.ask_at(900, 0.01)
+    assert desk.controller.until_timed_s() == pytest.approx(0.01, abs=1e-6)
+    desk.clock.move(0.0099)
+    desk.controller.serve()
+    assert desk.gpu.told == [1200]
+    desk.clock.move(0.0002)
+    assert desk.controller.until_timed_s() < 0
+    desk.controller.serve()
+    desk.controller.serve()
+    assert desk.gpu.told == [1200, 900]
+    assert desk.counted(word.SERVED) == desk.counted(word.TIMED_REQUEST)
+    assert desk.controller.until_timed_s() == math.inf
 
 
 def test_a_timed_request_that_is_being_written_is_none_yet(desk: Desk) -> None:
