@@ -8,12 +8,15 @@ import threading
 import time
 from collections.abc import Callable
 from statistics import fmean
+from typing import Self
 
 import pytest
 from tests.unit.client.recording_gpu import RESET, RecordingGpu
 
 from flyball_client.gpu._base import ClockLimit, GpuAddress, GpuError
+from flyball_client.profiling import repetition as repetition_module
 from flyball_client.profiling.blocking_power import WaitingPower, measure_waiting_power
+from flyball_client.profiling.counter_watch import Movement
 from flyball_client.profiling.held_clock import HeldClock
 from flyball_client.profiling.line_process import LineProcessError
 from flyball_client.profiling.points_file import point_of
@@ -187,6 +190,47 @@ def test_a_rule_that_cannot_be_followed_does_not_exist(
 ) -> None:
     with pytest.raises(ValueError, match=named):
         MeasuringRule(**options)  # type: ignore[arg-type]
+
+
+class ConcurrentWatch:
+    """A watch that reads while the instruction runs: its moments lie within batches."""
+
+    is_concurrent = True
+
+    def __init__(self, gpu: ScriptedGpu) -> None:
+        self._gpu = gpu
+        self._num_periods = math.floor(gpu.now_s() / 0.1)
+
+    def next(self) -> Movement | None:
+        num_periods = math.floor(self._gpu.now_s() / 0.1)
+        if num_periods == self._num_periods:
+            return None
+        self._num_periods = num_periods
+        moment_s = num_periods * 0.1 + 0.005  # may be after the last batch
+        return Movement(
+            moment_s=moment_s,
+            energy_j=POWER_W * moment_s,
+            num_readings=num_periods,
+            sm_clock_mhz=1400,
+            limits=ClockLimit.NONE,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize("time_s", [0.0013, 0.03, 0.17])
+def test_a_reading_within_a_batch_counts_its_part_of_the_batch(
+    monkeypatch: pytest.MonkeyPatch, time_s: float
+) -> None:
+    gpu = steady(time_s)
+    monkeypatch.setattr(repetition_module, "watch_counter", lambda *_: ConcurrentWatch(gpu))
+    found = repetition(gpu).measure(MeasuringRule())
+    assert found.time_s == pytest.approx(time_s)
+    assert found.energy_j == pytest.approx(POWER_W * time_s)
 
 
 class SlowlyReadGpu(RecordingGpu):
