@@ -33,6 +33,9 @@ _MAKES_VENV = "python3 -m venv .venv"
 _PIP = {"PIP_NO_DEPS": "1", "PIP_NO_INDEX": "1", "PIP_NO_BUILD_ISOLATION": "0"}
 # Hosts of the pages; here all of them are this machine, and the port is a free one.
 _ADDRESS = re.compile(r"\b(?:127\.0\.0\.1|localhost|planner|node-1):7787\b")
+# Imports torch once for all its ranks; a page that installs Flyball has the real one.
+_TORCHRUN_COMMAND = re.compile(r"\btorchrun\b")
+_FORKING_TORCHRUN = f"PYTHONPATH={ROOT} python -m tests.integration.forking_torchrun"
 # Figures of a comparison vary from run to run, so that fewer pairs show as much.
 _PAIRS = re.compile(r"--compare \d+")
 _FEW_PAIRS = "--compare 4"
@@ -218,6 +221,8 @@ class Terminal:
     def as_here(self, command: str) -> str:
         """With this machine's addresses, the names made here, and few pairs of steps."""
         command = _PAIRS.sub(_FEW_PAIRS, command)
+        if not self.installs:
+            command = _TORCHRUN_COMMAND.sub(_FORKING_TORCHRUN, command)
         if self.port is not None:
             command = _ADDRESS.sub(f"127.0.0.1:{self.port}", command)
         for on_the_page, here in self.names.items():

@@ -23,7 +23,7 @@ from tests.integration.data_parallel_scenarios import (
 )
 from tests.integration.rank_server import Findings, RankServer
 from tests.integration.trainings import BLOCKING_POWER_W
-from tests.planner.live import serve_environment, serve_process
+from tests.planner.live import serve_process
 
 from flyball_profiles.stage_profile_csv import write_stage_profile
 
@@ -36,7 +36,7 @@ def ranks(rank_server: RankServer, tmp_path_factory: pytest.TempPathFactory) -> 
     folder = tmp_path_factory.mktemp("data-parallel")
     profile = folder / "step.csv"
     profile.write_text(write_stage_profile(step_profile()))
-    with serve_process(folder / "planner.sqlite", environment=serve_environment()) as planner:
+    with serve_process(folder / "planner.sqlite") as planner:
         return rank_server.run(
             "data_parallel_scenarios",
             folder,
