@@ -32,6 +32,7 @@ def test_ranks_that_an_agent_restarts_are_one_new_start_that_begins_at_once(tmp_
         )
         environment = child_environment(os.environ) | {
             "PYTHONPATH": str(Path(__file__).parents[2]),
+            "IMPORTED_BEFORE": "flyball_integrations.data_parallel",
             "OMP_NUM_THREADS": "1",
             # With the agent's store gloo finds addresses of ranks that were killed, and gives up.
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
