@@ -87,17 +87,14 @@ def test_every_rank_of_the_only_stage_runs_at_the_clock_of_the_target(
     assert found["places"] == [[rank, 0, rank] for rank in range(NUM_RANKS)]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_straggler_is_found_and_the_others_slow_down_to_it(
-    ranks: Sequence[Findings], kind: str
-) -> None:
+def test_a_straggler_is_found_and_the_others_slow_down_to_it(ranks: Sequence[Findings]) -> None:
     slow_s = SLOWDOWN * _BY_CLOCK[1410][0]
     own_s, own_j = _BY_CLOCK[1005]
-    found = [rank[f"{kind} planned"]["straggler"][:4] for rank in ranks]
+    found = [rank["ddp planned"]["straggler"][:4] for rank in ranks]
     waiting_j = BLOCKING_POWER_W * (slow_s - own_s)
     assert found[0] == pytest.approx([1005, own_s, slow_s, own_j / 2 + waiting_j], rel=2e-3)
     assert found[STRAGGLER] == pytest.approx([1410, slow_s, slow_s, SLOWDOWN * 300], rel=2e-3)
-    ((rank, source, slowdown),) = ranks[0][f"{kind} planned"]["stragglers"]
+    ((rank, source, slowdown),) = ranks[0]["ddp planned"]["stragglers"]
     assert (rank, source) == (STRAGGLER, "detected")
     # Up to a quarter of the window's steps may precede the slowdown.
     assert SLOWDOWN / 1.06 < slowdown < SLOWDOWN * 1.001

@@ -27,7 +27,6 @@ from tests.planner.hostile import (
     Request,
     dripping_body,
     dripping_head,
-    dripping_interim,
     endless_body,
     endless_interim,
     hostile_planner,
@@ -184,9 +183,7 @@ def helper_pid() -> int:
 # ------------------------------------------------------------------ hostile planners
 
 
-@pytest.mark.parametrize(
-    "hostile", [dripping_head, dripping_interim, dripping_body, endless_interim]
-)
+@pytest.mark.parametrize("hostile", [dripping_head, dripping_body, endless_interim])
 def test_a_helper_whose_call_outlasts_its_deadline_ends_and_another_one_starts(
     quick: None, log: pytest.LogCaptureFixture, hostile: Answer
 ) -> None:
