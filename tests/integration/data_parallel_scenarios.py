@@ -579,7 +579,7 @@ def scenarios() -> Iterator[tuple[str, Findings]]:
         yield f"{kind} stock", trained_as_torch_does(kind)
         yield f"{kind} flyball", trained_with_flyball(kind)
         yield f"{kind} planned", planned(kind)
-        yield f"{kind} microbatches", with_microbatches(kind, microbatch_work_of)
+    yield "fsdp microbatches", with_microbatches("fsdp", microbatch_work_of)
     yield "ddp no_sync", with_microbatches("ddp", uneven_work_of, averages_each=False)
     yield "online", profiled_online("ddp")
     yield "work", with_work()
