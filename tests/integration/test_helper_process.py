@@ -120,7 +120,7 @@ def helped_rank(answer: Answer) -> Iterator[tuple[HelpedRank, HostilePlanner]]:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Calls of the helper may take 0.5 s, and it shows life every 0.1 s."""
+    """The helper shows life every 0.1 s, and another one starts at once."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
     monkeypatch.setattr(links, "_PROGRAM", "tests.planner.quick_helper")
     monkeypatch.setattr(links, "_FIRST_PAUSE_S", 0.02)
@@ -185,8 +185,9 @@ def helper_pid() -> int:
 
 @pytest.mark.parametrize("hostile", [dripping_head, dripping_body, endless_interim])
 def test_a_helper_whose_call_outlasts_its_deadline_ends_and_another_one_starts(
-    quick: None, log: pytest.LogCaptureFixture, hostile: Answer
+    quick: None, log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, hostile: Answer
 ) -> None:
+    monkeypatch.setenv("MAX_CALL_S", "1")
     memory = MemoryPlanner()
     with helped_rank(honest_but("/plan", hostile, memory)) as (rank, _):
         first = helper_pid()
