@@ -331,12 +331,6 @@ def test_the_calls_of_a_node_are_told_and_limit_the_changes(profile: Path, tmp_p
     assert "\nsetting the clocks of 2 GPUs in a node takes 2 % of an iteration" in told
 
 
-def test_the_number_of_clock_changes_is_limited(profile: Path) -> None:
-    free, limited = document_of("plan", profile, *ASKED), (*ASKED, "--max-switches", "1")
-    assert free["num_switches"] > 1 >= document_of("plan", profile, *limited)["num_switches"]
-    assert "clock changes an iteration" in flyball("plan", profile, *limited).stdout
-
-
 def test_an_output_that_is_refused_leaves_nothing_behind(
     tmp_path: Path, profile: Path, plan: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
