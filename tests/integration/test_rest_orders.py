@@ -64,3 +64,15 @@ def test_a_job_says_with_which_order_it_would_save_more_and_changes_nothing(
     report = planner.http.get(routes.fill(routes.REPORT, job_id="advised")).json()
     assert report["order_advice"] == planner.http.get(path).json()["order_advice"]
     assert (job["newest_version"], job["registration"]["schedule"]) == (1, "1f1b")
+
+
+def test_envpipes_order_is_planned_with_the_forwards_that_its_ranks_run(
+    planner: LivePlanner,
+) -> None:
+    changes = {"schedule": "envpipe", "extra_forwards": [2, 0], "num_microbatches": 4}
+    planner.put_job("envpipe", **changes).raise_for_status()
+    planner.put_profile(job_id="envpipe").raise_for_status()
+    planner.put_ranks(2, "envpipe")
+    answer = planner.http.get(routes.fill(routes.RANK_PLAN, job_id="envpipe", rank=0)).json()
+    kinds = "".join(kind[0] for kind, *_ in planned_instructions(answer))
+    assert kinds == "ffffbbbb"
