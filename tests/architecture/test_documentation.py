@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import io
 import re
 import shlex
@@ -16,7 +15,6 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
-from docs.scripts.tables import inherited_attributes
 
 from flyball_integrations.deepspeed.settings import SETTINGS
 from flyball_pipeline.instruction import InstructionKind
@@ -26,7 +24,6 @@ from flyball_server.planning.policies import POLICIES
 from flyball_server.planning.policies.reconfigure import RECONFIGURATIONS
 from flyball_server.planning.schedule_choice import AUTO
 from flyball_server.settings import Settings
-from flyball_wire import closed_loop, measurements, messages, read_models, savings
 from flyball_wire.command.command import Command
 from flyball_wire.messages import JobState
 
@@ -98,17 +95,6 @@ def settings_variables() -> frozenset[str]:
     }
     named |= {setting.variable for setting in SETTINGS}
     return frozenset(named | {f"FLYBALL_{field.upper()}" for field in Settings.model_fields})
-
-
-def wire_types() -> list[type]:
-    """Every dataclass that crosses HTTP."""
-    return [
-        item
-        for module in (closed_loop, measurements, messages, read_models, savings)
-        for item in vars(module).values()
-        if dataclasses.is_dataclass(item) and isinstance(item, type)
-        if item.__module__ == module.__name__
-    ]
 
 
 # ------------------------------------------------------------------ what the documentation has
@@ -195,22 +181,6 @@ def test_no_page_names_a_setting_that_does_not_exist() -> None:
     for page in markdown_files():
         named = set(re.findall(r"FLYBALL_[A-Z][A-Z0-9_]*[A-Z]", page.read_text()))
         assert named <= settings_variables() | TEST_VARIABLES, page
-
-
-@pytest.mark.parametrize("crossing", wire_types(), ids=lambda crossing: crossing.__name__)
-def test_every_wire_type_and_each_of_its_fields_is_in_the_documentation(crossing: type) -> None:
-    page = (DOCS / "rest.md").read_text()
-    code = set(_INLINE_CODE.findall(page))
-    fields = {field.name for field in dataclasses.fields(crossing)}
-    assert fields - code == set()
-
-
-@pytest.mark.parametrize("crossing", wire_types(), ids=lambda crossing: crossing.__name__)
-def test_every_field_has_the_meaning_that_its_class_or_a_base_gives_it(crossing: type) -> None:
-    bodies = section(DOCS / "rest.md", "Bodies").split("\n### ")
-    found = [rows(body) for body in bodies if body.startswith(f"{crossing.__name__}\n")]
-    without = {row[0].strip("`") for table in found for row in table if not row[3]}
-    assert without & set(inherited_attributes(crossing)) == set()
 
 
 @pytest.mark.parametrize(
@@ -323,3 +293,53 @@ def test_what_is_installed_has_extras_that_there_are() -> None:
     assert asked["README.md"]
     assert asked["quickstart.md"]
     assert {page: names - extras for page, names in asked.items() if names - extras} == {}
+
+
+# ------------------------------------------------------------------ the table of versions
+
+_ROW = re.compile(r"^\| ([\w-]+) \| ([^|]+) \|(?: `([\w-]+)`: `([^`]+)`)? \|$", re.MULTILINE)
+_EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+_MAKEFILE = dict(
+    re.findall(r"^(\w+) := (?:torch==)?([\d.]+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+)
+_PINNED_IN_DEV = dict(
+    requirement.split("==") for requirement in _EXTRAS["dev"] if "==" in requirement
+)
+_PINS = {
+    "torch": _MAKEFILE["TORCH"],
+    "deepspeed": f"{_MAKEFILE['OLDEST_DEEPSPEED']}, and the newest",
+    "megatron-core": _PINNED_IN_DEV["megatron-core"],
+    "transformers": "the newest",
+    "torchtitan": _MAKEFILE["TORCHTITAN_VERSION"],
+    "zeus": _MAKEFILE["ZEUS_VERSION"],
+}
+
+
+def _rows() -> dict[str, tuple[str, str, str]]:
+    _, _, section = (ROOT / "docs" / "frameworks.md").read_text().partition("\n## Versions\n")
+    return {
+        package: (pinned, extra, allowed)
+        for package, pinned, extra, allowed in _ROW.findall(section)
+    }
+
+
+def test_the_table_has_every_framework() -> None:
+    assert _rows().keys() == _PINS.keys()
+
+
+def test_the_newest_versions_are_those_that_the_build_tries() -> None:
+    page = (ROOT / "docs" / "frameworks.md").read_text()
+    _, _, below = page.partition("`make test-newest` runs ")
+    tried, _, _ = below.partition(".\n")
+    versions = (
+        f"torch {_MAKEFILE['NEWEST_TORCH']}, with torchtitan {_MAKEFILE['NEWEST_TORCHTITAN']}"
+    )
+    assert tried.endswith(versions)
+
+
+@pytest.mark.parametrize("package", _PINS)
+def test_a_row_says_what_is_pinned_and_allowed(package: str) -> None:
+    pinned, extra, allowed = _rows()[package]
+    assert pinned == _PINS[package]
+    assert not extra or allowed in _EXTRAS[extra]
+    assert package not in _PINNED_IN_DEV or _PINNED_IN_DEV[package] == pinned

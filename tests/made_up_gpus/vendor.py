@@ -59,19 +59,16 @@ class MadeUpGpu:
         self._is_locked = self._is_closed = False
 
     def supported_sm_clocks_mhz(self) -> tuple[int, ...]:
-        """Three clocks."""
         self._check_open()
         return CLOCKS_MHZ
 
     def lock_sm_clock_mhz(self, sm_clock_mhz: int) -> None:
-        """Write the clock."""
         if sm_clock_mhz not in self.supported_sm_clocks_mhz():
             raise ValueError(f"{self.uuid} does not support {sm_clock_mhz} MHz")
         self._is_locked = True
         clock_file(self.uuid).write_text(f"{sm_clock_mhz} {sm_clock_mhz}")
 
     def reset_sm_clock(self) -> None:
-        """Write the range to restore, or remove the file."""
         self._check_open()
         back = self.address.return_range
         if back is None:
@@ -81,32 +78,26 @@ class MadeUpGpu:
         self._is_locked = False
 
     def sm_clock_mhz(self) -> int:
-        """Return the locked clock, else the highest."""
         self._check_open()
         return locked_mhz(self.uuid) or CLOCKS_MHZ[0]
 
     def clock_limits(self) -> ClockLimit:
-        """None ever."""
         self._check_open()
         return ClockLimit.NONE
 
     def total_energy_j(self) -> float:
-        """Return the energy of a steady power."""
         self._check_open()
         return POWER_W * time.monotonic()
 
     def energy_scope(self) -> EnergyScope | None:
-        """The GPU alone."""
         self._check_open()
         return EnergyScope.GPU
 
     def conditions(self) -> GpuConditions | None:
-        """A limit that is its default."""
         self._check_open()
         return GpuConditions(power_limit_w=POWER_W, default_power_limit_w=POWER_W)
 
     def close(self) -> None:
-        """Give a locked clock back."""
         if not self._is_closed and self._is_locked:
             self.reset_sm_clock()
         self._is_closed = True
@@ -126,21 +117,17 @@ class MadeUpVendor:
     torch_backend = "made-up"
 
     def session(self) -> AbstractContextManager[object]:
-        """Without a folder there is no driver."""
         if FOLDER_VARIABLE not in os.environ:
             raise GpuNotFoundError("starting MUL: it is not here; install it")
         return nullcontext()
 
     def driver_version(self) -> str:
-        """A version."""
         return "7.7"
 
     def uuids(self) -> list[str | GpuError]:
-        """Both GPUs."""
         return list(UUIDS)
 
     def describe(self, index: int) -> ListedGpu:
-        """One of them."""
         return ListedGpu(
             index=index,
             name=f"Made-up GPU {index}",
@@ -149,39 +136,32 @@ class MadeUpVendor:
         )
 
     def visible(self, environ: Mapping[str, str]) -> VisibleGpus:
-        """Those whose indices a variable lists, else both."""
         listed = environ.get("MUL_VISIBLE", "0,1")
         uuids = [UUIDS[int(index)] for index in listed.split(",")]
         return VisibleGpus(uuids=uuids, num_gpus=len(UUIDS), setting=f"MUL_VISIBLE is {listed}")
 
     def computing_processes(self, uuid: str) -> tuple[int, ...]:
-        """None ever."""
         return ()
 
     def check_settings(self, settings: ClockSettings, environ: Mapping[str, str]) -> None:
-        """One variable of its own."""
         if settings.control in {"auto", "mul"} and environ.get("MUL_LEVEL", "1") != "1":
             raise ValueError("MUL_LEVEL must be 1")
 
     def addresses(
         self, uuid: str, settings: ClockSettings, environ: Mapping[str, str]
     ) -> list[GpuAddress]:
-        """The only address that there is."""
         return [GpuAddress(control="mul", uuid=uuid, return_range=settings.return_range)]
 
     def open(self, address: GpuAddress) -> GpuDevice:
-        """Open one of the GPUs."""
         if address.uuid not in UUIDS:
             raise GpuNotFoundError(f"opening {address.uuid}: it is not here; mu-list lists all")
         return MadeUpGpu(address)
 
     def check_rights(self, address: GpuAddress) -> None:
-        """Everybody has the right who may write the folder."""
         if not os.access(os.environ[FOLDER_VARIABLE], os.W_OK):
             raise GpuPermissionError("the folder cannot be written; run as its owner")
 
     def checks(self) -> GpuChecks:
-        """The checks below."""
         return MadeUpChecks()
 
 
@@ -196,21 +176,16 @@ class MadeUpChecks:
     )
 
     def check_daemons(self, environ: Mapping[str, str]) -> Iterator[CheckResult]:
-        """There are none."""
         return iter(())
 
     def check_driver(self) -> CheckResult:
-        """It is there."""
         return ok("MUL", "version 7.7")
 
     def parts(self) -> Mapping[str, Callable[[GpuDevice, str], CheckResult]]:
-        """One check."""
         return {"paint": lambda gpu, name: ok(name, f"{gpu.name} is green")}
 
     def check_control(self, name: str, address: GpuAddress | None, note: str) -> CheckResult:
-        """Clocks are files."""
         return ok(name, "through files")
 
     def has_chosen_clocks(self, uuid: str) -> bool:
-        """Return whether a clock is locked."""
         return locked_mhz(uuid) > 0

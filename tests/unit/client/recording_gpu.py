@@ -26,44 +26,35 @@ class RecordingGpu:
         self.gpu_conditions: GpuConditions | None = None
 
     def clock_limits(self) -> ClockLimit:
-        """None ever."""
         return ClockLimit.NONE
 
     def supported_sm_clocks_mhz(self) -> tuple[int, ...]:
-        """Three clocks, or a failure."""
         if self.refuses_clocks:
             raise GpuError("clocks cannot be read")
         return SUPPORTED_MHZ
 
     def lock_sm_clock_mhz(self, sm_clock_mhz: int) -> None:
-        """Note the clock, or fail."""
         if self.refuses_locks:
             raise GpuPermissionError("run as root")
         self.told.append(sm_clock_mhz)
 
     def reset_sm_clock(self) -> None:
-        """Note the reset."""
         self.told.append(RESET)
 
     def sm_clock_mhz(self) -> int:
-        """The clock last told, else the highest."""
         last = self.told[-1] if self.told else RESET
         return last if isinstance(last, int) else SUPPORTED_MHZ[0]
 
     def total_energy_j(self) -> float:
-        """Return what the test has set, or a failure."""
         if self.energy_j is None:
             raise GpuError("no energy counter")
         return self.energy_j
 
     def energy_scope(self) -> EnergyScope | None:
-        """Unknown."""
         return None
 
     def conditions(self) -> GpuConditions | None:
-        """As a test has set them."""
         return self.gpu_conditions
 
     def close(self) -> None:
-        """Give the clock back."""
         self.reset_sm_clock()

@@ -32,7 +32,6 @@ from flyball_client.gpu._base import (
     ClockLimit,
     GpuError,
     GpuNotFoundError,
-    GpuNotSupportedError,
     GpuPermissionError,
 )
 from flyball_profiles.gpu_conditions import GpuConditions
@@ -134,17 +133,6 @@ READ_WORDS = (
 # ------------------------------------------------------------------ serving
 
 
-def test_a_request_is_served_once_and_told(desk: Desk) -> None:
-    desk.ask(1200)
-    request = desk.shared_state.words[word.REQUEST]
-    desk.controller.serve()
-    desk.controller.serve()
-    assert desk.gpu.told == [1200]
-    assert desk.counted(*LOCK_WORDS) == (1200, 1)
-    assert desk.counted(word.SERVED, word.NUM_SWITCHES) == (request, 1)
-    assert desk.shared_state.words[word.DELIVERED_NS] == int(desk.clock.now_s() * 1e9)
-
-
 def test_the_record_stands_from_before_a_clock_is_set_until_it_is_restored(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,19 +147,6 @@ def test_the_record_stands_from_before_a_clock_is_set_until_it_is_restored(
     desk.controller.restore()
     assert seen == [(HOLDER, 1), (HOLDER, 1)]
     assert desk.record.holder() is None
-
-
-@pytest.mark.parametrize("code", [word.RESTORE, word.QUIT])
-def test_a_clock_is_given_back_on_request_and_once(desk: Desk, code: int) -> None:
-    desk.serve(1200)
-    desk.serve(code)
-    desk.serve(code)
-    assert desk.gpu.told == [1200, RESET]
-    assert desk.counted(*LOCK_WORDS) == (0, 0)
-    assert desk.record.holder() is None
-    desk.serve(1200)
-    assert desk.gpu.told == [1200, RESET, 1200]
-    assert desk.record.holder() == HOLDER
 
 
 def test_a_timed_request_waits_for_its_time(desk: Desk) -> None:
@@ -206,43 +181,7 @@ def test_a_timed_request_that_is_being_written_is_none_yet(desk: Desk) -> None:
     assert desk.gpu.told == [1200, 900]
 
 
-@pytest.mark.parametrize("code", [1200, 1400, word.RESTORE])
-def test_a_newer_request_drops_a_timed_one(desk: Desk, code: int) -> None:
-    desk.serve(1200)
-    desk.ask_at(900, 0.01)
-    words = desk.shared_state.words
-    words[word.REQUEST] = (words[word.TIMED_REQUEST] >> 32) + 1 << 32 | code
-    desk.controller.serve()
-    desk.clock.move(1.0)
-    desk.controller.serve()
-    assert 900 not in desk.gpu.told
-    assert desk.controller.until_timed_s() == math.inf
-
-
 # ------------------------------------------------------------------ failures
-
-
-@pytest.mark.parametrize(
-    ("error", "was_set"),
-    [
-        (GpuPermissionError("run as root"), False),
-        (GpuNotSupportedError("update the driver"), False),
-        (GpuNotSupportedError("update the driver"), True),
-    ],
-)
-def test_a_failure_that_lasts_ends_it_at_once_and_a_set_clock_stays_recorded(
-    desk: Desk, error: GpuError, was_set: bool
-) -> None:
-    if was_set:
-        desk.serve(1400)
-    desk.gpu.lock_errors = [error]
-    with pytest.raises(GpuError, match=str(error)):
-        desk.serve(1200)
-    assert desk.counted(word.MAY_BE_LOCKED, word.NUM_FAILURES) == (was_set, 1)
-    assert (desk.record.holder() is not None) == was_set
-    assert desk.controller.restore()
-    assert desk.gpu.told == ([1400, RESET] if was_set else [])
-    assert desk.record.holder() is None
 
 
 def test_a_refusal_of_the_first_clock_leaves_another_programs_lock(desk: Desk) -> None:
@@ -313,16 +252,6 @@ def test_a_clock_that_could_not_be_restored_is_restored_before_another_request(d
     assert desk.record.holder() is None
 
 
-def test_a_request_to_restore_that_fails_is_repeated(desk: Desk) -> None:
-    desk.serve(510)
-    desk.gpu.reset_errors = [GpuError("busy")] * 2
-    desk.serve(word.RESTORE)
-    for _ in range(3):
-        desk.clock.move(2 * FIRST_PAUSE_S)
-        desk.controller.serve()
-    assert desk.gpu.told == [510, RESET]
-
-
 # ------------------------------------------------------------------ reading back
 
 
@@ -351,7 +280,6 @@ def test_a_clock_is_read_back_when_it_has_settled_and_not_too_often(desk: Desk) 
 @pytest.mark.parametrize(
     ("limits", "real_mhz", "counts"),
     [
-        (ClockLimit.NONE, 1200, (1, 0, 0, 0)),
         (ClockLimit.NONE, 1200 - TOLERANCE_MHZ, (1, 0, 0, 0)),
         (ClockLimit.NONE, 1200 - TOLERANCE_MHZ - 1, (1, 1, 0, 0)),
         (ClockLimit.POWER, 900, (1, 1, 1, 0)),
@@ -359,8 +287,6 @@ def test_a_clock_is_read_back_when_it_has_settled_and_not_too_often(desk: Desk) 
         (ClockLimit.POWER | ClockLimit.THERMAL, 900, (1, 1, 1, 1)),
         (ClockLimit.OTHER, 900, (1, 1, 0, 0)),
         (ClockLimit.POWER, 1200, (1, 0, 0, 0)),
-        (ClockLimit.NONE, 1400, (1, 0, 0, 0)),
-        (ClockLimit.IDLE, 300, (0, 0, 0, 0)),
         (ClockLimit.IDLE | ClockLimit.POWER, 300, (0, 0, 0, 0)),
     ],
 )

@@ -16,13 +16,18 @@ from tests.false_zeusd.server import FalseZeusd
 from tests.governed_rank.pretended_rank import leave_record, pretended_rank
 from tests.integration.command_in_process import flyball, refusal
 from tests.planner.live import live_planner
-from tests.planner.patience import PATIENCE_S
 from tests.planner.ports import free_port
 
 from flyball_client.cli.doctor import command
 from flyball_client.cli.doctor.command import probe_gpus
 from flyball_client.cli.doctor.gpu_checks import check_gpus
-from flyball_client.cli.doctor.machine_checks import check_guard, check_system
+from flyball_client.cli.doctor.machine_checks import (
+    check_guard,
+    check_records,
+    check_state_dir,
+    check_system,
+    find_readable_records,
+)
 from flyball_client.gpu.checks import CheckResult
 from flyball_client.gpu.nvml.device import NvmlGpu
 from flyball_client.gpu.nvml.vendor import clock_rights
@@ -35,7 +40,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("state_dir")]
 pynvml: Any = _pynvml
 
 KEY = "hush-hush"
-READ_ONLY = "a read-only one"
 IN_NAMESPACE = "flyball_client.cli.doctor.machine_checks.is_in_own_pid_namespace"
 GPU_IS_LOST = 15
 IDLE = 0x1
@@ -54,6 +58,12 @@ def doctor(*arguments: str) -> tuple[int, dict[str, dict[str, str]]]:
     assert document["num_warnings"] == states.count("warning")
     assert done.returncode == (1 if "problem" in states else 0)
     return done.returncode, checks
+
+
+def state_checks() -> dict[str, CheckResult]:
+    """The checks of the state folder and its records, made in this process."""
+    results = check_state_dir(os.environ), *check_records(find_readable_records(os.environ))
+    return {result.name: result for result in results}
 
 
 def gpu_checks(*named: str) -> dict[str, CheckResult]:
@@ -96,17 +106,12 @@ def test_where_everything_is_in_place_all_is_fine_and_nothing_was_touched(
     assert not (tmp_path / "state").exists()
 
 
-def test_a_machine_without_a_gpu_hears_what_works_all_the_same(false_nvml: FalseNvml) -> None:
-    environment = false_nvml.environment
-    del environment["FALSE_NVML_STATE"]
-    done = subprocess.run(
-        [sys.executable, "-m", "flyball_client", "doctor"],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
+@pytest.mark.usefixtures("loaded_nvml")
+def test_a_machine_without_a_gpu_hears_what_works_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("FALSE_NVML_STATE")
+    done = flyball("doctor")
     assert (done.returncode, done.stderr) == (1, "")
     lines = done.stdout.splitlines()
     row = next(number for number, line in enumerate(lines) if "starting NVML" in line)
@@ -224,17 +229,18 @@ def test_a_recorded_clock_is_a_warning_and_a_problem_once_its_rank_has_ended(
         loaded_nvml.set_range_mhz(1200, 1200, index)
     name = f"record {loaded_nvml.uuid(0)}"
     with pretended_rank(state_dir, loaded_nvml.uuid(0), rank_name="llm rank 0") as rank:
-        status, checks = doctor()
-        assert (status, checks[name]["state"]) == (0, "warning")
+        record = state_checks()[name]
+        assert record.state == "warning"
         found = f"its clock is set for llm rank 0 (process {rank.pid})"
-        assert checks[name]["found"].startswith(found)
+        assert record.found.startswith(found)
+        clocks = gpu_checks()
         found = "1200 MHz of 1980, set by a live rank of Flyball (see records)"
-        assert checks["GPU 0 clock"]["found"] == found
-    unexplained = checks["GPU 1 clock"]  # without a record
-    assert unexplained["state"] == "warning"
-    assert unexplained["found"].startswith("1200 MHz of 1980, probably locked: neither")
-    assert f"flyball unlock --gpu {loaded_nvml.uuid(1)}" in unexplained["advice"]
-    status, checks = doctor()
+        assert clocks["GPU 0 clock"].found == found
+    unexplained = clocks["GPU 1 clock"]  # without a record
+    assert unexplained.state == "warning"
+    assert unexplained.found.startswith("1200 MHz of 1980, probably locked: neither")
+    assert f"flyball unlock --gpu {loaded_nvml.uuid(1)}" in unexplained.advice
+    status, checks = doctor("--gpu", "0")
     assert status == 1
     assert checks[name]["found"] == "its clock was left locked for llm rank 0, which has ended"
     assert "flyball unlock" in checks[name]["advice"]
@@ -328,19 +334,6 @@ def test_a_zeusd_that_is_named_and_not_there_is_a_problem_where_nothing_else_may
     assert gpu_checks("0")["zeusd"].state == "ok"
 
 
-def test_a_token_that_zeusd_does_not_take_is_a_problem_and_not_shown(
-    loaded_nvml: FalseNvml, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FLYBALL_CLOCK_CONTROL", "zeusd")
-    monkeypatch.setenv("ZEUSD_TOKEN", KEY)
-    with FalseZeusd(loaded_nvml, token="another") as zeusd:  # noqa: S106 - no secret
-        monkeypatch.setenv("ZEUSD_HOST_PORT", zeusd.endpoint)
-        checks = gpu_checks("0")
-    assert checks["zeusd"].state == "problem"
-    assert "set ZEUSD_TOKEN" in checks["zeusd"].advice
-    assert KEY not in repr(checks)
-
-
 @pytest.mark.usefixtures("loaded_nvml")
 def test_a_variable_that_cannot_be_used_is_a_problem_that_names_it(
     monkeypatch: pytest.MonkeyPatch,
@@ -379,22 +372,21 @@ def test_a_python_built_without_a_feature_is_a_problem_and_one_that_is_refused_a
 
 
 def test_a_state_folder_and_its_records_must_be_the_users_own(state_dir: Path) -> None:
-    _, checks = doctor()
-    assert checks["state folder"]["found"] == f"{state_dir} can be created"
+    assert state_checks()["state folder"].found == f"{state_dir} can be created"
     assert not state_dir.exists()
     leave_record(state_dir, "GPU-\x1b[2Jx")
-    _, checks = doctor()
-    assert checks["state folder"]["found"] == f"{state_dir} can be written"
+    checks = state_checks()
+    assert checks["state folder"].found == f"{state_dir} can be written"
     assert "record 'GPU-\\x1b[2Jx'" in checks  # it cannot play with the terminal
     state_dir.chmod(0o755)
-    status, checks = doctor()
-    assert (status, checks["state folder"]["state"]) == (1, "problem")
-    assert f"run chmod 700 {state_dir}" in checks["state folder"]["advice"]
+    folder = state_checks()["state folder"]
+    assert folder.state == "problem"
+    assert f"run chmod 700 {state_dir}" in folder.advice
     state_dir.chmod(0o700)
     os.mkfifo(state_dir / "GPU-1.clock")
-    status, checks = doctor()
-    assert (status, checks["record GPU-1"]["state"]) == (1, "problem")
-    assert "remove it" in checks["record GPU-1"]["advice"]
+    record = state_checks()["record GPU-1"]
+    assert record.state == "problem"
+    assert "remove it" in record.advice
 
 
 MISSED = """
@@ -465,43 +457,30 @@ def test_a_planner_that_cannot_be_reached_is_a_problem(
     assert advice in checks["planner"]["advice"]
 
 
-def test_a_jobs_token_is_taken_and_another_version_of_the_planner_is_a_warning(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_token_must_let_ranks_register_and_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "flyball_version", lambda: "7.0")
     with live_planner(token=KEY) as planner:
         planner.http.headers[TOKEN_HEADER] = KEY
-        made = planner.http.post(routes.TOKENS, json={"job_id": "gpt"}).json()
-        monkeypatch.setenv("FLYBALL_TOKEN", made["token"])
-        status, checks = doctor("--planner-only", "--planner", str(planner.http.base_url))
-    assert (status, checks["planner token"]["state"]) == (0, "ok")
-    assert "one job" in checks["planner token"]["found"]
+        of_job, reading = (
+            planner.http.post(routes.TOKENS, json=asked).json()["token"]
+            for asked in ({"job_id": "gpt"}, {"read_only": True})
+        )
+        for token, status, text in (
+            (reading, 1, "flyball token create --job JOB"),
+            ("", 1, "FLYBALL_TOKEN"),
+            ("another", 1, "FLYBALL_TOKEN"),
+            ("not\tprintable", 1, "FLYBALL_TOKEN"),
+            (of_job, 0, "one job"),
+        ):
+            monkeypatch.setenv("FLYBALL_TOKEN", token)
+            found, checks = doctor("--planner-only", "--planner", str(planner.http.base_url))
+            assert found == status
+            of_token = checks["planner token"]
+            assert of_token["state"] == ("problem" if status else "ok")
+            assert text in of_token["advice" if status else "found"]
+            assert not token or token not in repr(checks)
     assert checks["planner"]["state"] == "warning"
     assert "here it is 7.0" in checks["planner"]["found"]
-
-
-@pytest.mark.parametrize(
-    ("token", "advice"),
-    [
-        (READ_ONLY, "flyball token create --job JOB"),
-        (None, "FLYBALL_TOKEN"),
-        (KEY, "FLYBALL_TOKEN"),
-        ("not\tprintable", "FLYBALL_TOKEN"),
-    ],
-)
-def test_a_token_with_which_no_rank_registers_is_a_problem_and_not_shown(
-    monkeypatch: pytest.MonkeyPatch, token: str | None, advice: str
-) -> None:
-    with live_planner(token="another") as planner:  # noqa: S106 - no secret
-        if token is READ_ONLY:
-            planner.http.headers[TOKEN_HEADER] = "another"
-            token = planner.http.post(routes.TOKENS, json={"read_only": True}).json()["token"]
-        if token is not None:
-            monkeypatch.setenv("FLYBALL_TOKEN", token)
-        status, checks = doctor("--planner-only", "--planner", str(planner.http.base_url))
-    assert (status, checks["planner token"]["state"]) == (1, "problem")
-    assert advice in checks["planner token"]["advice"]
-    assert token is None or token not in repr(checks)
 
 
 def test_what_ends_a_plain_connection_may_speak_tls() -> None:

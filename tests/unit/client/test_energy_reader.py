@@ -129,7 +129,7 @@ def counter(monkeypatch: pytest.MonkeyPatch) -> Counter:
     return Counter(monkeypatch)
 
 
-@pytest.mark.parametrize("step_s", [0.02, 0.1, 1.0])
+@pytest.mark.parametrize("step_s", [0.02, 1.0])
 def test_nothing_of_a_counter_that_stands_still_is_measured(
     counter: Counter, caplog: pytest.LogCaptureFixture, step_s: float
 ) -> None:
@@ -156,12 +156,11 @@ def test_a_counter_that_moves_less_often_than_steps_end_is_measured(counter: Cou
     assert None not in counter.read
 
 
-@pytest.mark.parametrize("text", ["Timeout", "Not Supported"])
 def test_a_counter_that_fails_is_read_again_after_pauses_that_grow(
-    counter: Counter, caplog: pytest.LogCaptureFixture, text: str
+    counter: Counter, caplog: pytest.LogCaptureFixture
 ) -> None:
     counter.steps(2)
-    counter.error = RuntimeError(text)
+    counter.error = RuntimeError("Timeout")
     counter.steps(100)
     # After 1, 2, 4 s; the reading before is of a counter that moved.
     assert counter.num_calls == 2 + 4
@@ -170,7 +169,7 @@ def test_a_counter_that_fails_is_read_again_after_pauses_that_grow(
     counter.steps(100)
     assert counter.read[-10:] == pytest.approx([2000.0 + 10 * i for i in range(2, 12)])
     failed, again = caplog.messages
-    assert failed == f"job j rank 0: energy is not measured for now: {text}"
+    assert failed == "job j rank 0: energy is not measured for now: Timeout"
     assert "energy is measured again; " in again
 
 

@@ -157,9 +157,7 @@ for byte in ({first.byte}, {second.byte}):
     [
         b'{"uuid": "GPU-1", "control": "nv',
         b"\xff\xfe",
-        b"[]",
         b"{}",
-        b'{"control": "nvml", "rank_name": "r", "rank_byte": null}',
         b'{"control": "nvml", "rank_name": "r", "rank_byte": -1}',
         b"[" * 4096,
         b'{"control": "nvml", "rank_name": "r", "rank_byte": Infinity}',

@@ -1,22 +1,26 @@
-"""The SM clock as it is read back, from an emulated GPU to what a step tells of it."""
+"""The SM clock as it is read back, from an emulated GPU to a step, and the GPU's conditions."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+from tests.unit.client.recording_gpu import RecordingGpu
 from tests.unit.client.tiny_profile import HandClock, tiny_profile
 
 from flyball_client.governor._base import ClockReport
 from flyball_client.governor.clock_controller import READ_PERIOD_S, SETTLE_S
 from flyball_client.governor.in_process import InProcessGovernor
+from flyball_client.gpu._base import GpuError
 from flyball_client.gpu.emulated import IDEAL_GPU, EmulatedGpu
+from flyball_client.session import conditions_watch
+from flyball_client.session.conditions_watch import ConditionsWatch
 from flyball_client.session.rank_session import RankSession
+from flyball_profiles.gpu_conditions import GpuConditions
 
 
-@pytest.mark.parametrize("time_scale", [0.01, 20.0])
-def test_an_emulated_clock_is_read_as_late_and_as_often_in_emulated_time_as_a_real_one(
-    time_scale: float,
-) -> None:
-    clock = HandClock()
+def test_an_emulated_clock_is_read_as_late_and_as_often_in_emulated_time_as_a_real_one() -> None:
+    clock, time_scale = HandClock(), 20.0
     gpu = EmulatedGpu(
         tiny_profile(),
         0,
@@ -86,3 +90,46 @@ def test_each_step_tells_the_clock_that_was_read_in_it_whether_one_was_set_or_no
             session.on_step_end()
     measured_mhz = [step.sm_clock_mhz for step in session.history]
     assert measured_mhz == [1400.0, 1050.0, 900.0, None]
+
+
+# ------------------------------------------------------------------ changing conditions
+
+FULL = GpuConditions(power_limit_w=700.0, memory_clock_mhz=2619)
+CAPPED = replace(FULL, power_limit_w=500.0)
+
+
+def test_they_are_read_at_the_first_step_and_once_a_minute_and_a_change_is_logged(
+    gpu: RecordingGpu, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = HandClock()
+    watch = ConditionsWatch(gpu, rank_name="job j rank 0", now_s=clock.now_s)
+    gpu.gpu_conditions = FULL
+    assert [watch.read_if_due() for _ in range(3)] == [FULL, None, None]
+    gpu.gpu_conditions = CAPPED
+    clock.move(conditions_watch.READ_PERIOD_S - 0.1)
+    assert watch.read_if_due() is None
+    clock.move(0.1)
+    assert watch.read_if_due() == CAPPED
+    assert caplog.messages == [
+        "job j rank 0: its GPU's conditions have changed: power limit 500 W (before: 700 W)"
+    ]
+
+
+def test_what_cannot_be_read_any_more_is_as_it_was(
+    gpu: RecordingGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = HandClock()
+    watch = ConditionsWatch(gpu, rank_name="job j rank 0", now_s=clock.now_s)
+    gpu.gpu_conditions = FULL
+    watch.read_if_due()
+    gpu.gpu_conditions = GpuConditions(power_limit_w=500.0)  # it is idle
+    clock.move(conditions_watch.READ_PERIOD_S)
+    assert watch.read_if_due() == CAPPED
+
+    def fail() -> GpuConditions:
+        raise GpuError("lost")
+
+    monkeypatch.setattr(gpu, "conditions", fail)
+    clock.move(conditions_watch.READ_PERIOD_S)
+    assert watch.read_if_due() is None
+    assert ConditionsWatch(None, rank_name="job j rank 1").read_if_due() is None

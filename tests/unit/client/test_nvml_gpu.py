@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from dataclasses import replace
 
 import pytest
@@ -64,16 +63,6 @@ def test_a_lost_gpu_keeps_its_index_and_costs_the_others_nothing(
     assert listed.stdout.startswith(f"GPU 1  False GPU  {loaded_nvml.uuid(1)}")
 
 
-def test_a_gpu_may_be_opened_twice(loaded_nvml: FalseNvml) -> None:
-    first, second = (NvmlGpu.open(uuid=loaded_nvml.uuid(1)) for _ in range(2))
-    assert first.uuid == second.uuid == loaded_nvml.uuid(1)
-    assert first.name == "False GPU"
-    assert not first.is_emulated
-    first.close()
-    assert second.sm_clock_mhz() == 1980  # NVML is still there for the other one
-    second.close()
-
-
 @pytest.mark.parametrize("uuid", ["GPU-unknown", "nonsense", "GPU-\u00e4"])
 def test_an_unknown_uuid_is_not_found(loaded_nvml: FalseNvml, uuid: str) -> None:
     with pytest.raises(GpuNotFoundError):
@@ -114,13 +103,6 @@ def test_the_counter_of_a_module_is_known_by_the_power_that_its_module_has(
     for code in (GPU_IS_LOST, UNKNOWN_TO_US):
         loaded_nvml.fail("nvmlDeviceGetFieldValues", code)
         assert of_module.energy_scope() is None
-    loaded_nvml.work_again()
-    began_j = [gpu.total_energy_j() for gpu in (alone, of_module)]
-    time.sleep(0.2)
-    used_j = [
-        gpu.total_energy_j() - then for gpu, then in zip((alone, of_module), began_j, strict=True)
-    ]
-    assert used_j[1] > used_j[0]
     for gpu in (alone, of_module):
         gpu.close()
 
@@ -201,21 +183,8 @@ def test_each_reading_may_be_refused_and_costs_no_other(loaded_nvml: FalseNvml) 
         loaded_nvml.fail(function, NOT_SUPPORTED)
         assert gpu.conditions() == replace(whole, **{name: None})
         loaded_nvml.work_again()
-    gpu.close()
-
-
-def test_conditions_that_cannot_be_read_are_not_known(loaded_nvml: FalseNvml) -> None:
-    gpu = NvmlGpu.open(uuid=loaded_nvml.uuid(0))
-    for function in (
-        "nvmlDeviceGetEnforcedPowerLimit",
-        "nvmlDeviceWorkloadPowerProfileGetCurrentProfiles",
-        "nvmlDeviceGetEccMode",
-    ):
-        loaded_nvml.fail(function, NOT_SUPPORTED)
-    loaded_nvml.set_event_reasons(IDLE)
-    assert str(gpu.conditions()) == (
-        "default_power_limit_w=700 application_clock_mhz=1980 persistence=on driver=false-0"
-    )
+    loaded_nvml.set_event_reasons(IDLE)  # its memory clock is that of a GPU at rest
+    assert gpu.conditions() == replace(whole, memory_clock_mhz=None)
     loaded_nvml.fail("", GPU_IS_LOST)
     assert gpu.conditions() is None
     loaded_nvml.work_again()

@@ -27,46 +27,6 @@ INSTRUCTIONS: tuple[tuple[str, int, int], ...] = (
 CYCLE_MHZ = ((1400, 1400, 1400, 1400), (1200, 900, 1200, 900), (900, 900, 900, 900))
 
 
-def clocks_of_step(cursor: PlanCursor, step: int) -> tuple[int, ...]:
-    """Return what the instructions get when the step goes as planned, MHz."""
-    cursor.begin_step(step)
-    clocks_mhz = tuple(
-        cursor.next_sm_clock_mhz(kind, microbatch, 0) for kind, microbatch, _ in INSTRUCTIONS
-    )
-    cursor.end_step()
-    assert cursor.num_unplanned == 0
-    assert cursor.surprise is None
-    return clocks_mhz
-
-
-@given(
-    st.lists(
-        st.tuples(
-            st.sampled_from(["forward", "backward"]),
-            st.integers(0, 3),
-            st.sampled_from(SUPPORTED_MHZ),
-            st.integers(0, 2),
-        ),
-        max_size=20,
-    ),
-    st.booleans(),
-)
-def test_a_step_that_goes_as_planned_gets_each_planned_clock(
-    rows: list[tuple[str, int, int, int]], names_microbatches: bool
-) -> None:
-    cursor = PlanCursor(compiled_plan(*rows))
-    for step in range(2):
-        cursor.begin_step(step)
-        clocks = [
-            cursor.next_sm_clock_mhz(kind, microbatch if names_microbatches else None, chunk)
-            for kind, microbatch, _, chunk in rows
-        ]
-        assert clocks == [mhz for _, _, mhz, _ in rows]
-        assert cursor.num_unplanned == 0
-        assert cursor.surprise is None
-        cursor.end_step()
-
-
 @pytest.mark.parametrize(
     ("kind", "microbatch", "chunk", "came"),
     [
@@ -116,21 +76,47 @@ def test_an_instruction_that_does_not_fit_is_refused(
         compile_plan(none, stage=0, supported_mhz=SUPPORTED_MHZ)
 
 
+Row = tuple[str, int, int, int]
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> tuple[list[Row], list[tuple[int, ...]]]:
+    """Instructions, and the clocks of up to four steps; of none, those of the instructions."""
+    clocks, microbatches, chunks = (
+        st.sampled_from(SUPPORTED_MHZ),
+        st.integers(0, 3),
+        st.integers(0, 2),
+    )
+    kinds = st.sampled_from(["forward", "backward"])
+    rows = draw(st.lists(st.tuples(kinds, microbatches, clocks, chunks), max_size=12))
+    return rows, draw(st.lists(st.tuples(*len(rows) * [clocks]), max_size=4))
+
+
 @given(
-    cycle_mhz=st.lists(st.tuples(*4 * [st.sampled_from(SUPPORTED_MHZ)]), min_size=1, max_size=5),
+    plan=plans(),
     first_step=st.integers(0, 50),
     # Steps may be left out, and a rank may take the plan up late.
     steps_since=st.lists(st.integers(0, 30)).map(sorted),
+    names_microbatches=st.booleans(),
 )
-def test_each_step_runs_the_row_of_the_cycle_that_its_number_says(
-    cycle_mhz: list[tuple[int, ...]], first_step: int, steps_since: list[int]
+def test_each_step_that_goes_as_planned_runs_the_row_of_the_cycle_that_its_number_says(
+    plan: tuple[list[Row], list[tuple[int, ...]]],
+    first_step: int,
+    steps_since: list[int],
+    names_microbatches: bool,
 ) -> None:
-    cursor = PlanCursor(
-        compiled_plan(*INSTRUCTIONS, cycle_mhz=tuple(cycle_mhz)), first_step=first_step
-    )
+    rows, cycle_mhz = plan
+    cursor = PlanCursor(compiled_plan(*rows, cycle_mhz=cycle_mhz), first_step=first_step)
+    of_steps = cycle_mhz or [tuple(row[2] for row in rows)]
     for since in steps_since:
-        expected_mhz = cycle_mhz[since % len(cycle_mhz)]
-        assert clocks_of_step(cursor, first_step + since) == expected_mhz
+        cursor.begin_step(first_step + since)
+        clocks_mhz = tuple(
+            cursor.next_sm_clock_mhz(kind, microbatch if names_microbatches else None, chunk)
+            for kind, microbatch, _, chunk in rows
+        )
+        cursor.end_step()
+        assert clocks_mhz == of_steps[since % len(of_steps)]
+        assert (cursor.num_unplanned, cursor.surprise) == (0, None)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +125,6 @@ def test_each_step_runs_the_row_of_the_cycle_that_its_number_says(
         ({"cycle": (0, 3)}, "cycle must have indices into cycle_rows"),
         ({"cycle_rows": ("AAAA",)}, r"cycle_rows\[0\] must have a clock for each of the 4"),
         ({"cycle_rows": ("AA=A",)}, r"cycle_rows\[0\] must be base64"),
-        ({"cycle_rows": ("äöü",)}, r"cycle_rows\[0\] must be base64"),
         ({"cycle_rows": ("AAAAAw==",)}, r"cycle_rows\[0\] must have indices into sm_clocks_mhz"),
         ({"cycle_rows": 200_000 * ("AAAA",)}, "200000 rows of 4 clocks, of which a rank takes"),
     ],
@@ -163,13 +148,11 @@ RUN: tuple[Instruction, ...] = tuple(
         (((2, 2, 0.0),), r"requests\[0\] must be \[position, after_position, offset_s\]"),
         (((2, 1, 0.0), (6, 4, 0.0)), r"requests\[1\] must be .* rise within 0 to 5"),
         (((2, 1, -0.1),), r"requests\[0\] must be .* a finite offset that is not negative"),
-        (((2, -1, 0.0),), r"requests\[0\] must be "),
         (((2, 1, math.inf),), r"requests\[0\] must be "),
         (((2, 1, 0.0), (2, 0, 0.0)), r"requests\[1\] must have a position and an after_position"),
         (((2, 0, 0.0), (5, 0, 0.0)), r"requests\[1\] must have .* that no other row has"),
         (((1, 0, 0.0),), r"requests\[0\] must have equal clocks from position 0 to 0 and another"),
         (((3, 1, 0.0),), r"requests\[0\] must have equal clocks from position 1 to 2 and another"),
-        (((5, 1, 0.0),), r"requests\[0\] must have equal clocks from position 1 to 4 and another"),
         (tuple((2, 1, 0.0) for _ in range(6)), "6 requests for 5 instructions"),
     ],
 )

@@ -1,9 +1,10 @@
-"""Workloads of `flyball profile run`, and its progress line."""
+"""Workloads of `flyball profile run`, its progress line, and its processes that answer lines."""
 
 from __future__ import annotations
 
 import io
 import os
+import platform
 import pty
 import sys
 from dataclasses import replace
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from flyball_client.profiling.arguments import WorkLine
+from flyball_client.profiling.line_process import LineProcess, LineProcessError
 from flyball_client.profiling.workload import (
     Workload,
     WorkloadError,
@@ -63,10 +65,8 @@ def test_a_function_of_the_working_folder_is_called_with_what_is_to_be_run(folde
     ("named", "text"),
     [
         ("users_own_module", "'users_own_module' is not MODULE:FUNCTION"),
-        (":stage", "':stage' is not MODULE:FUNCTION"),
         ("users_own_module:", "'users_own_module:' is not MODULE:FUNCTION"),
         ("no_such_module_at_all:f", "cannot import no_such_module_at_all: ModuleNotFoundError"),
-        ("..:f", "cannot import ..: "),
         ("users_broken_module:f", r"No module named 'no_such_module_at_all' \(users_broken_modul"),
         ("users_own_module:absent", "users_own_module has no function absent"),
         ("users_own_module:not_a_function", "has no function not_a_function"),
@@ -129,3 +129,30 @@ def test_a_terminal_that_has_gone_ends_nothing() -> None:
         os.close(reading_fd)
         line.show("forward at 1410 MHz")
         line.show("backward")
+
+
+# ------------------------------------------------------------------ processes that answer lines
+
+
+def test_a_line_is_read_and_the_end_after_it_is_an_error() -> None:
+    with LineProcess("it", "platform", []) as process:
+        assert process.has_output(60)
+        assert process.line(60) == platform.platform()
+        with pytest.raises(LineProcessError, match=r"^it ended: exit status 0$"):
+            process.line(60)
+
+
+def test_a_process_that_fails_says_why() -> None:
+    with (
+        LineProcess("it", "json.tool", ["none.json"]) as process,
+        pytest.raises(LineProcessError, match=r"^it ended: .*none\.json"),
+    ):
+        process.line(60)
+
+
+def test_a_process_that_does_not_answer_is_given_up_and_ends() -> None:
+    with LineProcess("it", "json.tool", []) as process:
+        process.write("{}")
+        assert not process.has_output()
+        with pytest.raises(LineProcessError, match=r"^it did not answer within 0\.01 s$"):
+            process.line(0.01)

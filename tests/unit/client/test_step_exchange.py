@@ -45,6 +45,11 @@ class Meeting:
     def agreement(self, pipeline: int, stage: int) -> MeetingAgreement:
         return MeetingAgreement(self, pipeline, stage)
 
+    def has_times_of(self, step: int) -> bool:
+        """Return whether all ranks have come to exchange the times of a step."""
+        keys = [("greatest", stage, step + 1) for stage in range(self.num_stages)]
+        return all(len(self.said.get(key, {})) == self.num_pipelines for key in keys)
+
 
 @dataclass
 class MeetingAgreement:
@@ -227,11 +232,10 @@ def test_pipelines_of_other_work_run_at_the_clocks_that_keep_the_slowest_ones_ti
         assert saved_j > 0
 
 
-def test_ranks_that_do_not_read_the_batch_get_its_work_by_the_gathering() -> None:
+def test_ranks_that_do_not_read_the_batch_get_its_work_and_the_plans_stretch_and_reserve() -> None:
     meeting = Meeting(1, 3)
-    ranks = [
-        Rank(meeting, 0, stage, deadline_ratio=1.3, reads_batch=stage != 1) for stage in range(3)
-    ]
+    rules: dict[str, Any] = {"deadline_ratio": 1.3, "reserve": StepReserve(0.05, 0.0)}
+    ranks = [Rank(meeting, 0, stage, reads_batch=stage != 1, **rules) for stage in range(3)]
     with running(*ranks):
         for step in range(1, 4):
             for rank in (ranks[0], ranks[2]):
@@ -239,15 +243,18 @@ def test_ranks_that_do_not_read_the_batch_get_its_work_by_the_gathering() -> Non
             for rank in ranks:
                 wait_until(partial(rank.has_plan, step))
             heavy = step_work(HEAVY)
-            expected = expected_mhz(3, heavy, heavy, deadline_ratio=1.3)
+            expected = expected_mhz(3, heavy, heavy, **rules)
             assert [list(rank.clocks(step)) for rank in ranks] == expected
             for rank in ranks:
                 rank.begin(step)
                 assert rank.exchange.end(step, rank.key)[0] == heavy
 
 
-def test_lengths_that_a_pipelines_times_are_not_known_for_give_all_the_highest_clocks() -> None:
+def test_lengths_that_a_pipelines_times_are_not_known_for_give_all_the_highest_clocks(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """LIGHT has sums of 3 and 2, HEAVY of 7 and 5."""
+    caplog.set_level(logging.WARNING, logger="flyball_client")
     meeting = Meeting(2, 2)
     ranks = [
         Rank(meeting, pipeline, stage, deadline_ratio=1.3, lengths_range=(2.0, 6.0))
@@ -256,61 +263,31 @@ def test_lengths_that_a_pipelines_times_are_not_known_for_give_all_the_highest_c
     ]
     with running(*ranks):
         for rank, announced in zip(ranks, (LIGHT, LIGHT, HEAVY, HEAVY), strict=True):
-            rank.exchange.announce(1, announced, None)
-            rank.exchange.announce(2, LIGHT, None)
-        of_step_1 = [("greatest", stage, 2) for stage in (0, 1)]
-        wait_until(lambda: all(len(meeting.said.get(key, {})) == 2 for key in of_step_1))
-        for rank in ranks:
-            rank.begin(1)
-        wait_until(lambda: all(rank.has_plan(2) for rank in ranks))
-        assert {mhz for rank in ranks for mhz in rank.clocks(1)} == {HIGHEST_MHZ}
-        assert max(ranks[0].clocks(2)) < HIGHEST_MHZ
-        # The planner learns of the lengths all the same.
-        assert ranks[2].exchange.end(1, ranks[2].key)[0] == step_work(HEAVY)
-
-
-def test_lengths_without_known_times_are_logged_once_and_later_steps_have_plans(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    caplog.set_level(logging.WARNING, logger="flyball_client")
-    meeting = Meeting(1, 1)
-    rank = Rank(meeting, 0, 0, deadline_ratio=1.3, lengths_range=(2.0, 6.0))
-    with running(rank):
-        for step, work in enumerate((HEAVY, HEAVY, LIGHT), 1):
-            rank.exchange.announce(step, work)
+            for step in (1, 2):
+                rank.exchange.announce(step, announced, None)
+            rank.exchange.announce(3, LIGHT, None)
         for step in (1, 2):
-            wait_until(partial(meeting.said.__contains__, ("greatest", 0, step + 1)))
-            rank.begin(step)
-        wait_until(lambda: rank.has_plan(3))
-    assert len(caplog.messages) == 1
-
-
-def test_a_deadline_that_the_plan_stretches_is_stretched_for_every_step() -> None:
-    meeting = Meeting(1, 1)
-    rank = Rank(meeting, 0, 0, deadline_ratio=1.2, reserve=StepReserve(0.05, 0.0))
-    with running(rank):
-        rank.exchange.announce(1, HEAVY, None)
-        wait_until(lambda: rank.has_plan(1))
-        pipeline = small_pipeline(1, 2)
-        retimed = pipeline.retimed()
-        of_places = dict.fromkeys(pipeline.dag.alike[0], COEFFICIENTS)
-        factors = work_factors(pipeline.dag, step_work(HEAVY), of_places)
-        assert factors is not None
-        [own_s] = own_times(retimed, factors)
-        clocks = retime(retimed, factors, [1.2 * own_s], reserve=StepReserve(0.05, 0.0))
-        assert rank.clocks(1) == clocks
-        assert min(clocks) < HIGHEST_MHZ
+            wait_until(partial(meeting.has_times_of, step))
+            for rank in ranks:
+                rank.begin(step)
+        wait_until(lambda: all(rank.has_plan(3) for rank in ranks))
+        assert {mhz for rank in ranks for mhz in rank.clocks(2)} == {HIGHEST_MHZ}
+        assert max(ranks[0].clocks(3)) < HIGHEST_MHZ
+        # The planner learns of the lengths all the same.
+        assert ranks[2].exchange.end(2, ranks[2].key)[0] == step_work(HEAVY)
+    assert len(caplog.messages) == len(ranks[2:])  # once each
 
 
 def test_clocks_that_come_after_the_step_before_has_ended_are_there_as_the_step_begins() -> None:
-    rank = Rank(Meeting(1, 1), 0, 0, deadline_ratio=1.2)
+    # Alone, also with a pipeline of several stages.
+    rank = Rank(Meeting(1, 2), 0, 0, deadline_ratio=1.2)
+    rank.exchange._agreement = AloneAgreement()
     with running(rank):
         assert rank.clocks(1) == rank.plan.highest_mhz  # as step 0 ends: an epoch's last one
         rank.exchange.announce(1, HEAVY, None)
         wait_until(partial(rank.has_plan, 1))
         heavy = step_work(HEAVY)
-        [expected] = expected_mhz(1, heavy, heavy, deadline_ratio=1.2)
-        assert list(rank.clocks(1)) == expected
+        assert list(rank.clocks(1)) == expected_mhz(2, heavy, heavy, deadline_ratio=1.2)[0]
         rank.begin(1)
         work, report = rank.exchange.end(1, rank.key)
         assert work == heavy
@@ -358,39 +335,25 @@ def test_ranks_that_meet_at_every_instruction_have_a_deadline_for_each() -> None
             assert max(of_microbatch[1 - heavy]) < HIGHEST_MHZ
 
 
-def test_a_step_may_say_that_its_ranks_meet_elsewhere() -> None:
+def test_a_step_may_say_that_its_ranks_meet_elsewhere_or_who_knows_where() -> None:
     meeting = Meeting(2, 1)
     ranks = [Rank(meeting, pipeline, 0, coupling="backward") for pipeline in (0, 1)]
     with running(*ranks):
         highest_of = []
-        couplings: list[Coupling | None] = [None, "step", None]
+        couplings: list[Coupling | None] = [None, "step", "unknown", None]
         for step, coupling in enumerate(couplings, 1):
             # Rank 0 is as heavy as the other in the second microbatch, and lighter in sum.
             ranks[0].exchange.announce(step, [1.0, 3.0], coupling=coupling)
             ranks[1].exchange.announce(step, [3.0, 3.0], coupling=coupling)
+            is_known = coupling != "unknown"
             for rank in ranks:
-                wait_until(partial(rank.has_plan, step))
+                refused = partial(bool, rank.planner._refused)
+                wait_until(partial(rank.has_plan, step) if is_known else refused)
+                assert rank.has_plan(step) == is_known
             highest_of.append(max(ranks[0].clocks(step)))
             for rank in ranks:
                 rank.begin(step)
-    assert highest_of[0] == highest_of[2] == HIGHEST_MHZ > highest_of[1]
-
-
-def test_a_step_whose_ranks_meet_who_knows_where_leaves_the_others_their_plans() -> None:
-    meeting = Meeting(2, 1)
-    ranks = [Rank(meeting, pipeline, 0) for pipeline in (0, 1)]
-    couplings: list[Coupling | None] = ["unknown", None]
-    with running(*ranks):
-        for step, coupling in enumerate(couplings, 1):
-            for rank, work in zip(ranks, ([1.0, 1.0], [3.0, 3.0]), strict=True):
-                rank.exchange.announce(step, work, coupling=coupling)
-            if coupling is None:
-                wait_until(lambda: all(rank.has_plan(2) for rank in ranks))
-            else:
-                wait_until(lambda: all(rank.planner._refused for rank in ranks))
-            for rank in ranks:
-                assert rank.has_plan(step) == (coupling is None)
-                rank.begin(step)
+    assert highest_of[0] == highest_of[2] == highest_of[3] == HIGHEST_MHZ > highest_of[1]
 
 
 @pytest.mark.parametrize("coupling", ["unknown", "instruction"])
@@ -468,7 +431,7 @@ def test_pipelines_with_other_versions_for_a_number_of_microbatches_have_no_plan
             )
             rank.exchange.announce(1, three)
             rank.exchange.announce(2, HEAVY)
-        wait_until(lambda: len(meeting.said.get(("greatest", 0, 2), {})) == 2)  # of step 1
+        wait_until(partial(meeting.has_times_of, 1))
         for rank in ranks:
             rank.begin(1)
         wait_until(lambda: all(rank.has_plan(2) for rank in ranks))
@@ -512,21 +475,19 @@ def test_a_step_of_another_number_of_microbatches_has_the_plan_for_that(knows_it
 
 
 @pytest.mark.parametrize(
-    ("announce", "why"),
-    [
-        (lambda ranks: None, "did not come within 0.2 s"),
-        (lambda ranks: ranks[1].exchange.announce(1, HEAVY, None), "different work for step 1"),
-    ],
+    ("announces", "timeout_s", "why"),
+    [(False, 0.2, "did not come within 0.2 s"), (True, 20.0, "different work for step 1")],
 )
 def test_ranks_that_cannot_agree_end_step_plans_with_one_line(
-    announce: Callable[[Sequence[Rank]], None], why: str, caplog: pytest.LogCaptureFixture
+    announces: bool, timeout_s: float, why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING, logger="flyball_client")
     meeting = Meeting(1, 2)
-    ranks = [Rank(meeting, 0, stage, timeout_s=0.2) for stage in (0, 1)]
+    ranks = [Rank(meeting, 0, stage, timeout_s=timeout_s) for stage in (0, 1)]
     with running(*ranks):
         ranks[0].exchange.announce(1, LIGHT, None)
-        announce(ranks)
+        if announces:
+            ranks[1].exchange.announce(1, HEAVY, None)
         wait_until(lambda: any(why in text for text in caplog.messages))
         for step in (2, 3):
             ranks[0].begin(step)
@@ -625,14 +586,6 @@ def test_an_agreement_that_fails_to_close_is_left() -> None:
     rank = Rank(Meeting(1, 1), 0, 0)
     rank.exchange._agreement = Stubborn()
     rank.exchange.close()
-
-
-def test_a_rank_alone_may_have_a_pipeline_of_several_stages() -> None:
-    rank = Rank(Meeting(1, 2), 0, 0, deadline_ratio=1.3)
-    rank.exchange._agreement = AloneAgreement()
-    with running(rank):
-        rank.exchange.announce(1, HEAVY, None)
-        wait_until(partial(rank.has_plan, 1))
 
 
 def test_a_rank_that_is_slower_than_planned_gives_the_others_slack() -> None:

@@ -7,29 +7,15 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.client.memory_planner import SessionMaker, compiled_plan, run_noting
-from tests.unit.client.recording_gpu import RecordingGpu
-from tests.unit.client.tiny_profile import HandClock, point
+from tests.unit.client.memory_planner import compiled_plan
+from tests.unit.client.tiny_profile import HandClock, one_stage
 
-from flyball_client.governor.in_process import InProcessGovernor
 from flyball_client.gpu.emulated import EmulatedGpu, EmulatedGpuSettings
 from flyball_client.session.rank_session import RankSession
-from flyball_pipeline.instruction import InstructionKind
-from flyball_profiles.stage_profile import StageProfile
 
 # MHz: time in s and energy in J of a forward; a backward takes twice as much of both.
 FORWARD = {1400: (0.1, 30.0), 1200: (0.12, 27.0), 900: (0.15, 24.0)}
-FACTORS = {InstructionKind.FORWARD: 1, InstructionKind.BACKWARD: 2}
-PROFILE = StageProfile(
-    points={
-        (0, kind): tuple(
-            point(mhz, factor * time_s, factor * energy_j)
-            for mhz, (time_s, energy_j) in FORWARD.items()
-        )
-        for kind, factor in FACTORS.items()
-    },
-    num_ranks_per_stage=(1,),
-)
+PROFILE = one_stage(FORWARD, backward_factor=2)
 DELAY_S = 0.03
 
 PLAN = (("forward", 0, 1200), ("forward", 1, 1200), ("backward", 0, 900), ("backward", 1, 1400))
@@ -44,6 +30,7 @@ class BusyRank:
         requests: tuple[tuple[int, int, float], ...] = (),
         *,
         delay_s: float = DELAY_S,
+        time_scale: float = 1.0,
     ) -> None:
         self.clock = HandClock()
         self.gpu = EmulatedGpu(
@@ -52,6 +39,7 @@ class BusyRank:
             blocking_power_w=80.0,
             settings=EmulatedGpuSettings.exact_delay(delay_s),
             counter_period_s=1e-9,
+            time_scale=time_scale,
             clock=self.clock,
         )
         self.instructions = instructions
@@ -79,20 +67,21 @@ class BusyRank:
     delay_s=st.floats(0, 0.2),
     wait_s=st.sampled_from([0.0, 0.02]),
     late_s=st.sampled_from([0.0, 0.01]),
+    time_scale=st.sampled_from([1.0, 3.0]),
 )
 def test_the_clock_changes_a_delay_after_its_request(
-    offset_s: float, delay_s: float, wait_s: float, late_s: float
+    offset_s: float, delay_s: float, wait_s: float, late_s: float, time_scale: float
 ) -> None:
     """It is requested at the earlier one of the first one's begin + offset and its own begin."""
     instructions = (("forward", 0, 1400), ("backward", 0, 900))
-    rank = BusyRank(instructions, ((1, 0, offset_s),), delay_s=delay_s)
+    rank = BusyRank(instructions, ((1, 0, offset_s),), delay_s=delay_s, time_scale=time_scale)
     session = rank.session
     session.on_step_begin()
-    rank.clock.move(late_s)
+    rank.clock.move(late_s * time_scale)
     began_s = rank.gpu.emulated_time_s()
     rank.run("forward", 0)
     first_s = rank.gpu.emulated_time_s() - began_s
-    rank.clock.move(wait_s)
+    rank.clock.move(wait_s * time_scale)
     second_began_s = rank.gpu.emulated_time_s() - began_s
     rank.run("backward", 0)
     second_s = rank.gpu.emulated_time_s() - began_s - second_began_s
@@ -143,42 +132,3 @@ def test_a_timed_first_clock_is_made_in_the_tail_and_corrected_where_another_pla
     assert rank.gpu.requested_sm_clock_mhz == 1400
     rank.clock.move(1.0)
     assert rank.gpu.requested_sm_clock_mhz == 1400
-
-
-class HookCalls(InProcessGovernor):
-    """Notes the requests of the hooks."""
-
-    def __init__(self) -> None:
-        super().__init__(RecordingGpu(), "rank 0")
-        self.calls: list[tuple[int, float | None]] = []
-
-    def set_mhz(self, sm_clock_mhz: int) -> None:
-        self.calls.append((sm_clock_mhz, None))
-
-    def set_mhz_later(self, sm_clock_mhz: int, delay_s: float) -> None:
-        self.calls.append((sm_clock_mhz, delay_s))
-
-
-def test_each_hook_makes_the_requests_of_its_plan(
-    gpu: RecordingGpu, make_session: SessionMaker
-) -> None:
-    governor = HookCalls()
-    session = make_session(gpu, planner=None, governor=governor)
-    session.plans.put(compiled_plan(*PLAN, requests=((2, 0, 0.2), (4, 3, 0.1))), 0)
-    seen = []
-
-    def note() -> None:
-        seen.append(list(governor.calls))
-        governor.calls.clear()
-
-    run_noting(session, PLAN, note)
-    begins, ends = seen[:-1:2], seen[1::2]
-    assert begins == [
-        [(1200, None), (900, 0.2)],
-        [],
-        [(900, None)],
-        [(1400, None), (1200, 0.1)],
-    ]
-    # The third one's end alone is a default.
-    assert ends == [[], [], [(1400, None)], []]
-    assert seen[-1] == []

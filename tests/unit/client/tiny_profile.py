@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from flyball_pipeline.instruction import InstructionKind
 from flyball_profiles.stage_profile import OperatingPoint, StageProfile
 
@@ -22,6 +24,23 @@ def tiny_profile(*, num_ranks: int = 1) -> StageProfile:
     )
 
 
+def one_stage(
+    forward: Mapping[int, tuple[float, float]], *, backward_factor: int = 1
+) -> StageProfile:
+    """One stage of time in s and energy in J by MHz; its backward takes a multiple of both."""
+    factors = {InstructionKind.FORWARD: 1, InstructionKind.BACKWARD: backward_factor}
+    return StageProfile(
+        points={
+            (0, kind): tuple(
+                point(mhz, factor * time_s, factor * energy_j)
+                for mhz, (time_s, energy_j) in forward.items()
+            )
+            for kind, factor in factors.items()
+        },
+        num_ranks_per_stage=(1,),
+    )
+
+
 class HandClock:
     """An EmulationClock that stands still until it is moved or slept on."""
 
@@ -29,13 +48,10 @@ class HandClock:
         self.moment_s = 1000.0
 
     def now_s(self) -> float:
-        """The moment, s."""
         return self.moment_s
 
     def sleep_until(self, deadline_s: float) -> None:
-        """Move to the deadline, never back."""
         self.moment_s = max(self.moment_s, deadline_s)
 
     def move(self, seconds: float) -> None:
-        """Let time pass."""
         self.moment_s += seconds

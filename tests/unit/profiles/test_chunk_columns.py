@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from dataclasses import replace
 
 import pytest
@@ -10,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flyball_pipeline.instruction import InstructionKind
-from flyball_profiles.stage_profile import OperatingPoint, ProfileError, StageProfile
+from flyball_profiles.gpu_conditions import GpuConditions
+from flyball_profiles.stage_profile import EnergyScope, OperatingPoint, ProfileError, StageProfile
 from flyball_profiles.stage_profile_csv import (
     parse_pipeline_profiles,
     parse_stage_profile,
@@ -180,12 +182,28 @@ def test_json_rows_may_name_chunks_like_csv_rows() -> None:
 
 
 quantities = st.floats(min_value=1e-6, max_value=1e6, allow_subnormal=False)
-instruction_points = st.dictionaries(
-    st.integers(min_value=1, max_value=3000),
-    st.tuples(quantities, quantities),
-    min_size=2,
-    max_size=3,
-).map(lambda by_clock: tuple(point(mhz, *values) for mhz, values in by_clock.items()))
+
+
+@st.composite
+def instruction_points(draw: st.DrawFn) -> tuple[OperatingPoint, ...]:
+    """Points of which the highest may be that of a clock that was not held."""
+    clocks_mhz = draw(st.sets(st.integers(1, 3000), min_size=2, max_size=3))
+    return tuple(
+        OperatingPoint(
+            frequency_mhz=clock_mhz,
+            time_s=draw(quantities),
+            energy_j=draw(quantities),
+            rank_waiting_s=draw(st.sampled_from([0.0, 0.01])),
+            time_error_s=draw(st.sampled_from([0.0, 0.002])),
+            jitter=draw(st.sampled_from([0.0, 0.08, 1.0])),
+            held_by=draw(st.sampled_from(["", "power thermal"]))
+            if clock_mhz == max(clocks_mhz)
+            else "",
+        )
+        for clock_mhz in clocks_mhz
+    )
+
+
 backward_kinds = st.sampled_from(
     [
         (BACKWARD,),
@@ -199,10 +217,13 @@ backward_kinds = st.sampled_from(
 def any_profiles(draw: st.DrawFn) -> StageProfile:
     """One or two stages, of up to three chunks with rows of the whole stages beside them."""
     num_ranks = tuple(draw(st.lists(st.integers(1, 64), min_size=1, max_size=2)))
+    some_conditions = st.sampled_from([None, GpuConditions(power_limit_w=299.5, ecc=True)])
+    scope = draw(st.none() | st.sampled_from(EnergyScope))
+    conditions = tuple(draw(some_conditions) for _ in num_ranks)
     profiles = [
         StageProfile(
             points={
-                (stage, kind): draw(instruction_points)
+                (stage, kind): draw(instruction_points())
                 for stage in range(len(num_ranks))
                 for kind in (FORWARD, *draw(backward_kinds))
             },
@@ -210,7 +231,8 @@ def any_profiles(draw: st.DrawFn) -> StageProfile:
         )
         for _ in range(draw(st.integers(1, 4)))
     ]
-    return replace(profiles[0], chunks=tuple(profiles[1:]))
+    chunks = tuple(profiles[1:])
+    return replace(profiles[0], chunks=chunks, energy_scope=scope, conditions=conditions)
 
 
 @settings(max_examples=30)
@@ -220,3 +242,4 @@ def test_writing_and_reading_gives_the_profile_back(profile: StageProfile) -> No
     assert parse_stage_profile_rows(stage_profile_rows(profile)) == profile
     assert profile_from_document(profile_document(profile)) == profile
     assert profile_from_text(json.dumps(profile_document(profile))) == profile
+    assert pickle.loads(pickle.dumps(profile)) == profile  # noqa: S301 - of this test

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from dataclasses import replace
 
 import pytest
@@ -11,8 +10,6 @@ from flyball_profiles.gpu_conditions import GpuConditions, changes, common_condi
 from flyball_profiles.stage_profile import ProfileError
 from flyball_profiles.stage_profile_csv import (
     parse_stage_profile,
-    parse_stage_profile_rows,
-    stage_profile_rows,
     write_stage_profile,
 )
 
@@ -113,20 +110,13 @@ def test_a_profile_carries_the_conditions_of_each_stage() -> None:
     profile = parse_stage_profile(text)
     assert profile.conditions == (H100, None)
     assert write_stage_profile(profile).splitlines()[0] == COLUMNS
-    assert parse_stage_profile(write_stage_profile(profile)) == profile
-    assert parse_stage_profile_rows(stage_profile_rows(profile)) == profile
-    assert pickle.loads(pickle.dumps(profile)) == profile  # noqa: S301 - of this test
     assert profile.select_stages((1,)).conditions == ()
     assert profile.select_stages((0,)).conditions == (H100,)
 
 
-def test_a_profile_without_conditions_has_none() -> None:
+def test_conditions_of_other_numbers_of_stages_are_refused_and_none_are_not_written() -> None:
     profile = parse_stage_profile(profile_text("", ""))
     assert profile.conditions == ()
     assert "conditions" not in write_stage_profile(profile)
-
-
-def test_conditions_of_other_numbers_of_stages_are_refused() -> None:
-    profile = parse_stage_profile(profile_text("", ""))
     with pytest.raises(ProfileError, match="conditions must be those of 2 stages"):
         replace(profile, conditions=(H100,))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -72,24 +74,25 @@ def test_selected_stages_are_renumbered_and_keep_their_ranks() -> None:
     assert shorter.points[0, BACKWARD] == whole.points[1, BACKWARD]
 
 
-@pytest.mark.parametrize("stages", [(2,), (-1,), ()])
-def test_selecting_no_stage_or_an_unknown_one_is_an_error(stages: tuple[int, ...]) -> None:
-    with pytest.raises(ProfileError):
-        two_stages().select_stages(stages)
-
-
-@pytest.mark.parametrize("num_ranks_per_stage", [(1,), (1, 1, 1), (1, 0)])
-def test_every_stage_needs_at_least_one_rank(num_ranks_per_stage: tuple[int, ...]) -> None:
-    with pytest.raises(ProfileError, match="num_ranks_per_stage"):
-        StageProfile(points=two_stages().points, num_ranks_per_stage=num_ranks_per_stage)
-
-
-def test_the_same_frequency_twice_is_refused() -> None:
-    twice = two_points() + two_points()
-    with pytest.raises(ProfileError, match="stage 0 forward has the same frequency twice"):
-        StageProfile(
-            points={(0, FORWARD): twice, (0, BACKWARD): two_points()}, num_ranks_per_stage=(1,)
-        )
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda whole: whole.select_stages((2,)), "no stage 2; the profile has 0 to 1"),
+        (lambda whole: whole.select_stages((-1,)), "no stage -1"),
+        (lambda whole: whole.select_stages(()), "the profile has no rows"),
+        (lambda whole: replace(whole, num_ranks_per_stage=(1,)), "num_ranks_per_stage"),
+        (lambda whole: replace(whole, num_ranks_per_stage=(1, 0)), "num_ranks_per_stage"),
+        (
+            lambda whole: replace(whole, points=whole.points | {(0, FORWARD): 2 * two_points()}),
+            "stage 0 forward has the same frequency twice",
+        ),
+    ],
+)
+def test_a_profile_that_cannot_be_does_not_exist(
+    change: Callable[[StageProfile], StageProfile], text: str
+) -> None:
+    with pytest.raises(ProfileError, match=text):
+        change(two_stages())
 
 
 SMALLEST = """\
@@ -215,7 +218,7 @@ def test_any_json_either_parses_or_is_refused_in_one_line(rows: object) -> None:
         assert len(error.located("body").splitlines()) == 1
 
 
-def test_the_scatter_of_times_is_read_from_what_the_profiler_writes_and_written_again() -> None:
+def test_the_scatter_of_times_is_read_from_what_the_profiler_writes() -> None:
     header, *rows = SMALLEST.splitlines()
     # 16 runs with a standard error of 2 ms: 8 ms each, of 100; the last row has its own jitter.
     cells = ["0.002,16,", ",16,", ",,", "0.001,16,0.25"]
@@ -229,8 +232,6 @@ def test_the_scatter_of_times_is_read_from_what_the_profiler_writes_and_written_
         (0.0, 0.0),
         (0.001, 0.25),
     ]
-    assert parse_stage_profile(write_stage_profile(profile)) == profile
-    assert parse_stage_profile_rows(stage_profile_rows(profile)) == profile
 
 
 @pytest.mark.parametrize("cell", ["-0.1", "nan", "1.1", "x"])
@@ -268,7 +269,7 @@ def test_rows_of_other_instructions_are_left_out_and_named(
         f"rows of instruction 'load' are left out (1, the first in row {len(of_json) + 1})"
     ]
     for name in ("Forward", "foward", "fwd", "bwd", "steps", ""):
-        with pytest.raises(ProfileError, match="unknown instruction"):
+        with pytest.raises(ProfileError, match=f"unknown instruction {name!r}; known: backward, "):
             parse_stage_profile_rows([*of_json, of_json[0] | {"instruction": name}])
 
 

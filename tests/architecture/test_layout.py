@@ -1,8 +1,10 @@
-"""A class name says which class is meant: no two public classes of the product share one."""
+"""Import contracts are kept, and no two public classes of the product share a name."""
 
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections import defaultdict
 from pathlib import Path
 
@@ -24,3 +26,15 @@ def test_no_public_class_name_is_defined_twice() -> None:
                 places[name].append(str(file.relative_to(_ROOT)))
     assert len(places) > 100
     assert {name: found for name, found in places.items() if len(found) > 1} == {}
+
+
+def test_every_import_contract_is_kept() -> None:
+    checked = subprocess.run(
+        [Path(sys.executable).with_name("lint-imports"), "--no-cache"],
+        cwd=_ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert checked.returncode == 0, checked.stdout + checked.stderr
