@@ -28,7 +28,7 @@ from flyball_wire.plan_options import TargetChange
 
 JOB, NUM_RANKS, BLOCKING_POWER_W = "trained", 4, 83.64
 # Before each step: what it takes is processor time.
-PAUSE_S = 0.1
+PAUSE_S = 0.2
 SLOWER = TargetChange(target="slowdown:0.1")
 STAGES = load_example_profile().select_stages(tuple(range(NUM_RANKS)))
 PROFILE = write_stage_profile(STAGES)

@@ -41,7 +41,7 @@ from flyball_wire.messages import Adaptation, JobRegistration, Profiling
 from flyball_wire.plan_options import PlanOptions
 
 JOB = "loop"
-NUM_STAGES, NUM_MICROBATCHES = 3, 32
+NUM_STAGES, NUM_MICROBATCHES = 2, 24
 BLOCKING_POWER_W = 83.64
 SLOW_RANK, SLOWDOWN = 1, 1.25
 NOISE = 0.02
@@ -211,14 +211,14 @@ def test_a_job_without_a_profile_ends_on_the_frontier_and_its_report_is_right(
     orders = one_forward_one_backward(NUM_STAGES, NUM_MICROBATCHES)
     arguments = ("--port", str(port))
     with (
-        serve_process(database, *arguments, environment=serve_environment()) as first,
+        serve_process(database, *arguments) as first,
         emulated_training(
             address, JOB, profile, orders, blocking_power_w=BLOCKING_POWER_W, noise=NOISE
         ) as training,
     ):
         training.planner.put_job(JOB, registration())
         kill_while_it_probes(training, first)
-        with serve_process(database, *arguments, environment=serve_environment()) as second:
+        with serve_process(database, *arguments) as second:
             end_on_the_frontier(training, profile)
             let_a_straggler_come_and_go(training)
             check_report(training, compare_and_report(training, address))

@@ -23,7 +23,7 @@ from tests.planner.emulated_ranks import BackgroundTraining
 from tests.planner.patience import wait_until
 
 # A page needs no more steps than some in a second, and each costs processor time.
-PAUSE_S = 0.2
+PAUSE_S = 0.4
 PLANNER_AWAY = ("net::ERR_", "older steps: The planner does not respond")
 
 

@@ -48,7 +48,7 @@ def test_of_two_planners_one_is_killed_and_the_other_goes_on(postgres_database: 
             ranks.await_version(1)
             first.kill()
             second.client.put_target(JOB, SLOWER)
-            ranks.go_on(10)
+            ranks.go_on(5)
             # Half of them cannot have heard of version 2, so none runs it.
             assert (second.job().newest_version, second.job().active_version) == (2, 1)
             assert ranks.versions() == {1}

@@ -60,7 +60,7 @@ def _put_jobs(planner: LivePlanner) -> None:
     acknowledge(planner, planner.http.get(path).json()["newest_version"])
 
 
-@pytest.fixture(params=[(1440, "light"), (1024, "dark"), (390, "dark")])
+@pytest.fixture(params=[(1440, "light"), (390, "dark")])
 def page(browser: Browser, request: pytest.FixtureRequest) -> Iterator[Page]:
     """A page of a width and a theme."""
     width, theme = request.param

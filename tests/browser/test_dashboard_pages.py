@@ -14,7 +14,7 @@ from tests.browser.jobs import acknowledge, depart, put_steps
 from tests.browser.page_watch import PageWatch
 from tests.planner.listening import listening
 from tests.planner.live import LivePlanner
-from tests.planner.samples import profile_csv, rank_registration
+from tests.planner.samples import job_record, profile_csv, rank_registration
 
 from flyball_server.http.routes.dashboard import ASSETS
 from flyball_wire import routes
@@ -319,7 +319,8 @@ def test_a_table_of_many_jobs_shows_some_and_finds_all(
     browser_page: Page, planner: LivePlanner
 ) -> None:
     for number in range(203):
-        planner.put_job(f"job-{number:03}").raise_for_status()
+        with planner.state.services.store.writing(f"job-{number:03}") as writer:
+            writer.save_job(job_record(f"job-{number:03}"))
     dashboard = dashboard_of(planner, browser_page).open()
     expect(dashboard.rows).to_have_count(200)
     browser_page.get_by_role("button", name="Show 3 more").click()

@@ -123,14 +123,6 @@ def test_another_profile_or_schedule_needs_a_new_frontier(modules: Modules) -> N
     assert keys[0] not in keys[3:]
 
 
-# ------------------------------------------------------------------ labels
-
-
-def mark(x: float, y: float, **changes: object) -> dict[str, Any]:
-    """A mark of 5 px with a label of 100 x 16 px."""
-    return {"x": x, "y": y, "radius": 5, "width": 100, "height": 16, **changes}
-
-
 # ------------------------------------------------------------------ progress of a target
 
 ASKED = {"target": "fastest", "versionBefore": 3, "version": 4, "inForce": None}

@@ -178,22 +178,6 @@ def test_a_target_that_a_straggler_makes_unreachable_is_named(
     expect(dashboard.open().row("job")).to_contain_text(nearest)
 
 
-def test_an_order_that_would_save_more_is_named_with_the_line_that_sets_it(
-    browser_page: Page, start_planner: StartPlanner
-) -> None:
-    planner = start_planner()
-    line = 'attach(..., schedule="envpipe", p2p="pulled", extra_forwards=[{extra_forwards}])'
-    other = {"schedule": "envpipe", "line": line}
-    planner.put_job(num_microbatches=8, other_orders=[other]).raise_for_status()
-    planner.put_profile().raise_for_status()
-    open_job(browser_page, planner)
-    browser_page.locator(".notes summary").click()
-    notes = browser_page.get_by_role("list", name="Notes")
-    expect(notes).to_contain_text("schedule envpipe would need")
-    expect(notes).to_contain_text("activations of 3 microbatches on a stage in place of 2")
-    expect(notes).to_contain_text(line.replace("{extra_forwards}", "1,0"))
-
-
 def test_the_frontier_and_timeline_appear_with_the_profile(
     browser_page: Page, start_planner: StartPlanner
 ) -> None:

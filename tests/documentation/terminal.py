@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.documentation.blocks import ROOT
-from tests.documentation.in_process import plain_arguments, run_plain
+from tests.documentation.in_process import PlainCommand, plain_command, run_plain
+from tests.planner.forked_command import ForkedCommand
 
 from flyball_profiles.examples import example_profile_path
 
@@ -33,6 +34,9 @@ _MAKES_VENV = "python3 -m venv .venv"
 _PIP = {"PIP_NO_DEPS": "1", "PIP_NO_INDEX": "1", "PIP_NO_BUILD_ISOLATION": "0"}
 # Hosts of the pages; here all of them are this machine, and the port is a free one.
 _ADDRESS = re.compile(r"\b(?:127\.0\.0\.1|localhost|planner|node-1):7787\b")
+# Imports torch once for all its ranks; a page that installs Flyball has the real one.
+_TORCHRUN_COMMAND = re.compile(r"\btorchrun\b")
+_FORKING_TORCHRUN = f"PYTHONPATH={ROOT} python -m tests.integration.forking_torchrun"
 # Figures of a comparison vary from run to run, so that fewer pairs show as much.
 _PAIRS = re.compile(r"--compare \d+")
 _FEW_PAIRS = "--compare 4"
@@ -75,6 +79,32 @@ class Background:
         self.process.wait(_ENDS_WITHIN_S)
 
 
+class ForkedPlanner:
+    """`flyball serve`, forked from a process that has imported the planner already."""
+
+    def __init__(
+        self, command: str, plain: PlainCommand, *, folder: str, variables: Mapping[str, str]
+    ) -> None:
+        self.command = command
+        self.process = ForkedCommand(plain.arguments, {**variables, **plain.variables}, folder)
+        os.set_blocking(self.process.stdout.fileno(), False)
+        self._said = ""
+
+    def printed(self) -> str:
+        """So far."""
+        with suppress(BlockingIOError):
+            self._said += os.read(self.process.stdout.fileno(), 2**16).decode()
+        return self._said + os.pread(self.process.stderr.fileno(), 2**20, 0).decode()
+
+    def end(self) -> None:
+        """End it."""
+        self.process.send_signal(signal.SIGTERM)
+        self.process.communicate(_ENDS_WITHIN_S)
+
+
+Beside = Background | ForkedPlanner
+
+
 @dataclass
 class Terminal:
     """One shell that lasts for a page, and the commands beside it.
@@ -98,7 +128,7 @@ class Terminal:
 
     def __post_init__(self) -> None:
         self._count = 0
-        self._beside: list[Background] = []
+        self._beside: list[Beside] = []
         if not self.folder.exists():
             self._furnish()
         reading, writing = os.pipe()
@@ -148,12 +178,12 @@ class Terminal:
         Raises:
             CommandError: it takes too long.
         """
-        arguments = None if self.installs else plain_arguments(self.as_here(command))
-        if arguments is not None:
+        plain = None if self.installs else plain_command(self.as_here(command))
+        if plain is not None:
             folder, variables = self._folder_and_environment()
             if shutil.which("flyball", path=variables["PATH"]) is None:
                 return 127, "flyball: command not found"
-            status, said = run_plain(arguments, folder=folder, variables=variables)
+            status, said = run_plain(plain, folder=folder, variables=variables)
             return status, self.as_on_the_page(said)
         script, output = self._files(command)
         streams = f">{shlex.quote(str(output))} 2>&1 </dev/null"
@@ -187,17 +217,26 @@ class Terminal:
         self._beside.append(background)
         return background
 
-    def start_planner(self, command: str) -> Background:
+    def start_planner(self, command: str) -> Beside:
         """Start `flyball serve`, and go on once it listens; one before it has ended by then."""
         for earlier in [one for one in self._beside if "flyball serve" in one.command]:
             earlier.end()
             self._beside.remove(earlier)
-        background = self.start(command)
+        background = self._started_planner(command)
         wait_for(background, lambda: _LISTENING.search(background.printed()) is not None)
         found = _LISTENING.search(background.printed())
         assert found is not None
         self.port = int(found.group(1))
         return background
+
+    def _started_planner(self, command: str) -> Beside:
+        plain = None if self.installs else plain_command(self.as_here(command))
+        folder, variables = self._folder_and_environment()
+        if plain is None or shutil.which("flyball", path=variables["PATH"]) is None:
+            return self.start(command)
+        planner = ForkedPlanner(command, plain, folder=folder, variables=variables)
+        self._beside.append(planner)
+        return planner
 
     def failed_beside(self) -> list[str]:
         """Return the output of commands in terminals of their own that have ended with an error."""
@@ -218,6 +257,8 @@ class Terminal:
     def as_here(self, command: str) -> str:
         """With this machine's addresses, the names made here, and few pairs of steps."""
         command = _PAIRS.sub(_FEW_PAIRS, command)
+        if not self.installs:
+            command = _TORCHRUN_COMMAND.sub(_FORKING_TORCHRUN, command)
         if self.port is not None:
             command = _ADDRESS.sub(f"127.0.0.1:{self.port}", command)
         for on_the_page, here in self.names.items():
@@ -246,7 +287,7 @@ class Terminal:
         self._shell.stdin.flush()
 
 
-def wait_for(background: Background, is_so: Callable[[], bool]) -> None:
+def wait_for(background: Beside, is_so: Callable[[], bool]) -> None:
     """Wait until what runs beside has come so far.
 
     Raises:

@@ -409,7 +409,7 @@ class VirtualJob:
 
 
 def planned(kind: str) -> Findings:
-    """A job with its profile, under one target after another, and then with a straggler."""
+    """A job with its profile, under one target after another, and DDP's then with a straggler."""
     job = VirtualJob(kind, f"planned-{kind}", adaptation="frontier")
     job.take_profile()
     found: Findings = {"slowdown:0.05": job.run_on(1305)}
@@ -418,9 +418,10 @@ def planned(kind: str) -> Findings:
             job.planner.put_target(job.job_id, TargetChange(target=target))
         job.await_plan()
         found[target] = job.run_on(sm_clock_mhz)
-    if torch.distributed.get_rank() == STRAGGLER:
-        job.gpu.set_slowdown(SLOWDOWN)
-    found["straggler"] = job.run_on(1005)
+    if kind == "ddp":  # a straggler
+        if torch.distributed.get_rank() == STRAGGLER:
+            job.gpu.set_slowdown(SLOWDOWN)
+        found["straggler"] = job.run_on(1005)
     if torch.distributed.get_rank() == 0:
         found["stragglers"] = [
             [one.rank, one.source, one.slowdown] for one in job.planner.list_stragglers(job.job_id)
@@ -578,7 +579,7 @@ def scenarios() -> Iterator[tuple[str, Findings]]:
         yield f"{kind} stock", trained_as_torch_does(kind)
         yield f"{kind} flyball", trained_with_flyball(kind)
         yield f"{kind} planned", planned(kind)
-        yield f"{kind} microbatches", with_microbatches(kind, microbatch_work_of)
+    yield "fsdp microbatches", with_microbatches("fsdp", microbatch_work_of)
     yield "ddp no_sync", with_microbatches("ddp", uneven_work_of, averages_each=False)
     yield "online", profiled_online("ddp")
     yield "work", with_work()

@@ -23,7 +23,7 @@ from tests.integration.data_parallel_scenarios import (
 )
 from tests.integration.rank_server import Findings, RankServer
 from tests.integration.trainings import BLOCKING_POWER_W
-from tests.planner.live import serve_environment, serve_process
+from tests.planner.live import serve_process
 
 from flyball_profiles.stage_profile_csv import write_stage_profile
 
@@ -36,7 +36,7 @@ def ranks(rank_server: RankServer, tmp_path_factory: pytest.TempPathFactory) -> 
     folder = tmp_path_factory.mktemp("data-parallel")
     profile = folder / "step.csv"
     profile.write_text(write_stage_profile(step_profile()))
-    with serve_process(folder / "planner.sqlite", environment=serve_environment()) as planner:
+    with serve_process(folder / "planner.sqlite") as planner:
         return rank_server.run(
             "data_parallel_scenarios",
             folder,
@@ -87,17 +87,14 @@ def test_every_rank_of_the_only_stage_runs_at_the_clock_of_the_target(
     assert found["places"] == [[rank, 0, rank] for rank in range(NUM_RANKS)]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_straggler_is_found_and_the_others_slow_down_to_it(
-    ranks: Sequence[Findings], kind: str
-) -> None:
+def test_a_straggler_is_found_and_the_others_slow_down_to_it(ranks: Sequence[Findings]) -> None:
     slow_s = SLOWDOWN * _BY_CLOCK[1410][0]
     own_s, own_j = _BY_CLOCK[1005]
-    found = [rank[f"{kind} planned"]["straggler"][:4] for rank in ranks]
+    found = [rank["ddp planned"]["straggler"][:4] for rank in ranks]
     waiting_j = BLOCKING_POWER_W * (slow_s - own_s)
     assert found[0] == pytest.approx([1005, own_s, slow_s, own_j / 2 + waiting_j], rel=2e-3)
     assert found[STRAGGLER] == pytest.approx([1410, slow_s, slow_s, SLOWDOWN * 300], rel=2e-3)
-    ((rank, source, slowdown),) = ranks[0][f"{kind} planned"]["stragglers"]
+    ((rank, source, slowdown),) = ranks[0]["ddp planned"]["stragglers"]
     assert (rank, source) == (STRAGGLER, "detected")
     # Up to a quarter of the window's steps may precede the slowdown.
     assert SLOWDOWN / 1.06 < slowdown < SLOWDOWN * 1.001
@@ -136,18 +133,17 @@ def test_a_rank_with_little_work_runs_slower_while_others_take_no_longer(
         assert own > 0
 
 
-@pytest.mark.parametrize("kind", KINDS)
 def test_a_rank_runs_slower_in_the_microbatches_that_have_little_work(
-    ranks: Sequence[Findings], kind: str
+    ranks: Sequence[Findings],
 ) -> None:
     in_turn = [(part, number) for number in range(NUM_MICROBATCHES) for part in PARTS]
     for rank_number, rank in enumerate(ranks):
-        found = rank[f"{kind} microbatches"]
+        found = rank["fsdp microbatches"]
         assert found["flyball"] == found["stock"]
         assert (found["num_unplanned"], found["num_overruns"]) == (0, 0)
         own = 0
         for step, time_s, ran in found["ran"]:
-            # The ranks meet in each backward, FSDP2's in each forward too; one has the most work.
+            # The ranks meet in each forward and backward; one has the most work.
             assert time_s == pytest.approx(1.5 * NUM_MICROBATCHES, rel=1e-3)
             assert [(part, number) for part, number, *_ in ran] == in_turn
             for part, number, sm_clock_mhz, compute_s in ran:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import pytest
 from tests.integration.rank_server import Findings, RankServer
-from tests.planner.live import serve_environment, serve_process
+from tests.planner.live import serve_process
 
 pytest.importorskip("torch", reason="needs the extra 'torch'")
 
@@ -59,7 +59,7 @@ def findings(
     found = {}
     folder = tmp_path_factory.mktemp("emulated")
     frameworks = ("torch", "megatron") if find_spec("megatron") is not None else ("torch",)
-    with serve_process(folder / "planner.sqlite", environment=serve_environment()) as planner:
+    with serve_process(folder / "planner.sqlite") as planner:
         for framework in frameworks:
             found[framework] = rank_server.run(
                 f"{framework}_emulated_scenarios",

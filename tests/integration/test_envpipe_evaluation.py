@@ -46,14 +46,14 @@ def planner_url() -> Iterator[str]:
 
 @cache
 def run(planner_url: str, manner: Manner, *, is_last_heavier: bool = False) -> RunResult:
-    """Six microbatches through four stages of the example; the same arguments give one run."""
+    """Five microbatches through four stages of the example; the same arguments give one run."""
     return emulate(
         planner_url,
         f"{manner.policy}-{manner.schedule}-{manner.reconfigure}-{is_last_heavier}",
         EvaluatedRun(
             model=HEAVIER_LAST if is_last_heavier else FOUR_STAGES,
             manner=manner,
-            num_microbatches=6,
+            num_microbatches=5,
             num_pipelines=1,
         ),
         num_steps=2,

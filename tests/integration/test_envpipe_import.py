@@ -76,6 +76,8 @@ def _environment(nvml: FalseNvml, planner: LivePlanner, folder: Path) -> dict[st
     return {
         **child_environment(os.environ),
         **nvml.variables,
+        "PYTHONPATH": str(_SCRIPT.parents[2]),
+        "IMPORTED_BEFORE": "deepspeed",
         "CUDA_VISIBLE_DEVICES": "0,1",
         "ENVPIPE_RECONFIGURE": "default",
         "FLYBALL_PLANNER_URL": str(planner.http.base_url),
@@ -89,7 +91,7 @@ def _training(environment: dict[str, str], folder: Path) -> ChildProcess:
     config.write_text(json.dumps(_CONFIG))
     return ChildProcess(
         [
-            *("-m", "torch.distributed.run", "--nproc-per-node", "2"),
+            *("-m", "tests.integration.forking_torchrun", "--nproc-per-node", "2"),
             *("--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"),
             *("--rdzv-id", "envpipe 2", "--local-addr", "127.0.0.1"),
             *("--log-dir", str(folder / "torchrun")),

@@ -175,24 +175,19 @@ def test_a_bad_profile_is_refused_with_file_and_line(tmp_path: Path, plan: Path)
     ("options", "said"),
     [
         ("--microbatches 0", "--microbatches: must be a whole number from 1 to 65536"),
-        ("--microbatches many", "--microbatches: must be a whole number from 1 to 65536, n"),
         ("--policy eco", "--policy: must be one of baseline, uniform, envelope, global"),
-        ("--schedule 2f2b", "--schedule: unknown '2f2b'; known: 1f1b"),
-        ("--reconfigure eager", "--reconfigure: must be one of default, greedy, balanced, not"),
         ("--blocking-power 90000", "profile.csv: a GPU of stage 0 draws"),
         ("--target soon", "--target: must be fastest, least-energy, slowdown:5%, deadline"),
         ("--target power:limit", "--target: power:limit needs a profile with its GPUs' power"),
         ("--policy uniform --reserve 0.1", "--reserve: is for policy frontier, not unif"),
         ("--policy uniform --effort low", "--effort: is for policy frontier, not uniform"),
         ("--policy envelope --max-switches 1", "--max-switches: is for policy frontier, not"),
-        ("--transition-ms -1", "--transition-ms: must be a number of ms from 0 to 10000 (5), n"),
         ("--transition-ms 5 --no-transitions", "--no-transitions: not allowed with argument --tra"),
         ("--transitions none.toml", "--transitions: none.toml: No such file or directory"),
         ("--reconfigure greedy", "--reconfigure: is for policies baseline, uniform, envelope"),
         ("--gpu a1000", "--gpu: unknown GPU 'a1000'; known: a100"),
         ("--blocking-power 1,2,3", "--blocking-power: has 3 values for 2 stages"),
         ("--blocking-power much", "--blocking-power: must be a number of W from 0 to 1000"),
-        ("--blocking-power -5", "--blocking-power: must be a number of W from 0 to 100000, or"),
         ("--activation-bytes 10", "--free-memory-bytes: must be given: activation_bytes and"),
         ("--activation-bytes 1,2,3 --free-memory-bytes 4 --schedule=envpipe",
          "--activation-bytes: has 3 values for 2 stages; give one, or one per stage"),
@@ -334,12 +329,6 @@ def test_the_calls_of_a_node_are_told_and_limit_the_changes(profile: Path, tmp_p
     assert "clock changes an iteration" not in shown(5000, "--gpus-in-node", "2")
     told = shown(100, "--gpus-in-node", "2")
     assert "\nsetting the clocks of 2 GPUs in a node takes 2 % of an iteration" in told
-
-
-def test_the_number_of_clock_changes_is_limited(profile: Path) -> None:
-    free, limited = document_of("plan", profile, *ASKED), (*ASKED, "--max-switches", "1")
-    assert free["num_switches"] > 1 >= document_of("plan", profile, *limited)["num_switches"]
-    assert "clock changes an iteration" in flyball("plan", profile, *limited).stdout
 
 
 def test_an_output_that_is_refused_leaves_nothing_behind(

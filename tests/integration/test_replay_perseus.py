@@ -125,11 +125,9 @@ SHORTER = tuple(
     [
         (PLAN, [_drop(1)], "each once; rank 1 of stage 1 is missing"),
         (PLAN, [_set(1, "rank", to=0)], "must have ranks 0 to 2, each once"),
-        (PLAN, [_set(1, "rank", to=3)], "must have ranks 0 to 2, each once"),
         (PLAN, [_set(1, "rank", to="1")], ": [1].rank must be a whole number"),
         (PLAN, [_drop(*POWER, 5)], "power_states: has 36 clocks; Merak's 1F1B of 8 microbatches"),
         (PLAN, [_set(*POWER, 1, to=0)], "[1]: must be a finite positive number, not 0"),
-        (PLAN, [_set(*POWER, 1, to="1410")], ": [0].power_states[1] must be a whole number"),
         (
             MEASURED,
             [_set(2, "iter_time", 1, to=NAN)],
@@ -139,23 +137,7 @@ SHORTER = tuple(
         (MEASURED, [_drop(2, "iter_time")], ": [2].iter_time is missing"),
         (MEASURED, [*SHORTER], "rank 1: iter_time: has 4 iterations, iter_time of rank 0 5"),
         (MEASURED, [_set(2, "iter_energy", 1, to=-1.0)], "rank 2: iter_energy: must be above 0"),
-        (
-            MEASURED,
-            [_set(2, "iter_energy", 1, to=1e13)],
-            "rank 2: iter_energy: must be above 0, at most",
-        ),
-        (
-            MEASURED,
-            [_drop(2, "iter_energy", 1)],
-            "iter_energy: has 4 iterations, iter_time of rank 0 5",
-        ),
-        (
-            MEASURED,
-            [_set(*FORWARDS, 3, 4, to=NAN)],
-            "[2].time_breakdown.forward[3][4] must be a fin",
-        ),
         (MEASURED, [_drop(*FORWARDS, 3, 4)], "forward: has 7 microbatches, the folder's name"),
-        (MEASURED, [_drop(2, "time_breakdown")], ": [2].time_breakdown is missing"),
     ],
 )
 def test_a_fault_is_named_with_file_run_and_stage(

@@ -97,21 +97,6 @@ def test_a_frontier_is_of_the_jobs_effort_and_forgotten_when_that_changes(
     assert found == ["normal", "low", "normal"]
 
 
-def test_a_chosen_point_of_the_frontier_becomes_a_new_version_for_the_ranks(
-    planner: LivePlanner,
-) -> None:
-    planner.put_planned_job()
-    chosen = planner.http.get(FRONTIER, params={"points": 10}).json()["points"][-1]
-    put = planner.http.put(TARGET, json={"target": f"deadline:{chosen['deadline_s']!r}"})
-    assert put.status_code == 200, put.text
-    first, newest = planner.http.get(PLANS).json()
-    assert newest["version"] == first["version"] + 1
-    assert newest["plan"]["policy"] == "frontier"
-    assert newest["plan"]["iteration_time_s"] <= chosen["deadline_s"]
-    assert newest["plan"]["energy_j"] <= chosen["energy_j"] * 1.01
-    assert newest["plan"]["gap_percent"] is not None
-
-
 def test_a_rank_that_registers_the_job_again_does_not_wait_for_a_planning(
     planner: LivePlanner,
 ) -> None:

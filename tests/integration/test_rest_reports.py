@@ -106,30 +106,6 @@ def holds(estimate: dict[str, float], truth: float) -> bool:
     return estimate["low"] < truth < estimate["high"]
 
 
-def test_a_plan_is_measured_against_the_steps_before_it(
-    ranks: MeasuringRanks, planner: LivePlanner
-) -> None:
-    ranks.measure(30)
-    ranks.take_newest_plan()
-    num_before = ranks.next_step
-    ranks.measure(60)
-    ranks.measure(5, ranks=[0])
-    body = report(planner)
-    assert body["num_steps"] == num_before + 60
-    assert body["time_s"] == pytest.approx(0.9 * body["num_steps"], rel=0.01)
-    (version,) = body["versions"]
-    assert (version["version"], version["policy"], version["target"]) == (1, "envelope", "fastest")
-    assert (version["baseline"], version["num_steps"], version["num_left_out"]) == ("apart", 59, 1)
-    assert holds(version["saving_percent"], TRUE_SAVING_PERCENT)
-    assert holds(version["slowdown_percent"], 0.0)
-    assert version["baseline_energy_j"]["num_steps"] == num_before - 1
-    assert holds(version["saved_j"], 59 * 50.0)
-    assert body["saved_j"]["mean"] == version["saved_j"]["mean"]
-    plan = planner.http.get(routes.fill(routes.PLAN, job_id="job", version=1)).json()["plan"]
-    assert version["predicted_energy_j"] == plan["energy_j"]
-    assert version["predicted_saving_percent"] == plan["saving_percent"]
-
-
 def test_a_comparison_runs_is_measured_and_gives_the_plain_plan_back(
     ranks: MeasuringRanks, planner: LivePlanner
 ) -> None:

@@ -18,7 +18,6 @@ from flyball_lab.demo.processes import ChildProcess, Interruption
 from flyball_wire import routes
 
 TRAINING = Path(__file__).with_name("restarted_training.py")
-# Each start imports torch anew on two ranks at once.
 PATIENCE_S = 120.0
 
 pytestmark = pytest.mark.slow
@@ -32,6 +31,8 @@ def test_ranks_that_an_agent_restarts_are_one_new_start_that_begins_at_once(tmp_
             *(str(TRAINING), str(planner.http.base_url), str(tmp_path)),
         )
         environment = child_environment(os.environ) | {
+            "PYTHONPATH": str(Path(__file__).parents[2]),
+            "IMPORTED_BEFORE": "flyball_integrations.data_parallel",
             "OMP_NUM_THREADS": "1",
             # With the agent's store gloo finds addresses of ranks that were killed, and gives up.
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
@@ -39,7 +40,9 @@ def test_ranks_that_an_agent_restarts_are_one_new_start_that_begins_at_once(tmp_
         log = tmp_path / "agent.log"
         agent = opened.enter_context(
             ChildProcess(
-                ["-m", "torch.distributed.run", *arguments], environment=environment, log=log
+                ["-m", "tests.integration.forking_torchrun", *arguments],
+                environment=environment,
+                log=log,
             )
         )
 

@@ -67,7 +67,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def _train(nodes: TwoNodes, folder: Path, interruption: Interruption) -> None:
-    environment = child_environment(os.environ) | {"FLYBALL_TOKEN": "a-token"}
+    environment = child_environment(os.environ) | {
+        "FLYBALL_TOKEN": "a-token",
+        "FLYBALL_PLANNING_PROCESSES": "0",
+    }
     path = (str(Path(__file__).parents[2]), environment.get("PYTHONPATH", ""))
     environment["PYTHONPATH"] = os.pathsep.join(path)
     first = nodes.nodes[0]
@@ -88,7 +91,8 @@ def _train(nodes: TwoNodes, folder: Path, interruption: Interruption) -> None:
             started.enter_context(
                 ChildProcess(
                     _torchrun(nodes, number, folder, url),
-                    environment=environment | {"GLOO_SOCKET_IFNAME": node.interface},
+                    environment=environment
+                    | {"GLOO_SOCKET_IFNAME": node.interface, "IMPORTED_BEFORE": "deepspeed"},
                     log=folder / f"torchrun-{number}.log",
                 )
             )
@@ -104,7 +108,7 @@ def _torchrun(nodes: TwoNodes, number: int, folder: Path, planner_url: str) -> l
     node: Node = nodes.nodes[number]
     return node.arguments(
         sys.executable,
-        *("-m", "torch.distributed.run", "--nnodes", "2", "--node-rank", str(number)),
+        *("-m", "tests.integration.forking_torchrun", "--nnodes", "2", "--node-rank", str(number)),
         *("--nproc-per-node", "1", "--master-addr", nodes.nodes[0].address),
         *("--master-port", str(nodes.rendezvous_port), "--local-addr", node.address),
         *("--log-dir", str(folder / f"torchrun-{number}")),

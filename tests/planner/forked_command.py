@@ -36,9 +36,12 @@ class ForkedCommand:
     Args:
         arguments: of `flyball`.
         environment: the whole of it.
+        folder: that it runs in; None: this process's.
     """
 
-    def __init__(self, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, arguments: Sequence[str], environment: Mapping[str, str], folder: str | None = None
+    ) -> None:
         self.returncode: int | None = None
         self._told, told = os.pipe()
         out, to_out = os.pipe()
@@ -47,7 +50,7 @@ class ForkedCommand:
         to_errors = os.open(errors.name, os.O_WRONLY | os.O_APPEND)
         os.unlink(errors.name)  # noqa: PTH108 - a name of no path
         self.stdout: IO[str] = os.fdopen(out, encoding="utf-8")
-        request = json.dumps([list(arguments), dict(environment), os.getcwd()])  # noqa: PTH109
+        request = json.dumps([list(arguments), dict(environment), folder or os.getcwd()])  # noqa: PTH109
         server = _fork_server()
         socket.send_fds(server, [request.encode()], [to_out, to_errors, told])
         for fd in (to_out, to_errors, told):

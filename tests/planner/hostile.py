@@ -160,7 +160,6 @@ endless_head = _endless(_OK, 100 * b"a: b\r\n")
 endless_body = _endless(_OK + b"Content-Length: 1000000000000\r\n\r\n", b"[" * 65536)
 endless_chunks = _endless(_OK + b"Transfer-Encoding: chunked\r\n\r\n", 1000 * b"1\r\n[\r\n")
 dripping_head = _dripping(_OK, b"a: b\r\n")
-dripping_interim = _dripping(b"", _INTERIM)
 dripping_body = _dripping(_OK + b"Content-Length: 100000\r\n\r\n", b" ")
 
 
