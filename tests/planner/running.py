@@ -135,6 +135,12 @@ class Running:
             self.post(factor, **changes)
             self.react()
 
+    def run_unseen(self, num_steps: int, factor: Factor) -> None:
+        """Steps on the newest plan, looked at after the last."""
+        for _ in range(num_steps):
+            self.post(factor)
+        self.react()
+
     def post(self, factor: Factor, **changes: int) -> None:
         """One step of all ranks, at the clocks of the newest plan."""
         record, profile = self.newest, two_stages()

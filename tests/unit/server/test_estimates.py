@@ -77,7 +77,7 @@ def test_a_few_steps_give_the_interval_of_their_batches() -> None:
     assert eight.variance == pytest.approx(statistics.variance([2, 2, 4, 4]) / 4)
 
 
-@pytest.mark.parametrize("num_values", [1023, 1024, 1025, 20_003])
+@pytest.mark.parametrize("num_values", [1024, 1025, 20_003])
 def test_a_long_series_is_kept_in_thirty_batches_at_the_most(num_values: int) -> None:
     series = batch_means([float(step % 7) for step in range(num_values)])
     estimate = series.estimate()

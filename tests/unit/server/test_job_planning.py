@@ -147,23 +147,6 @@ def test_the_gpu_table_gives_what_a_job_omits(services: Services, planner: Count
     assert planner.requests[0].reconfigure_granularity_mhz == window.reconfigure_granularity_mhz
 
 
-def test_a_target_that_cannot_be_met_fails_the_call_that_put_it_and_the_old_plan_holds() -> None:
-    services = Services(PickyPlanner())
-    register_job(services.jobs, "job", job_spec())
-    put_profile(services.jobs, "job", profile())
-    for _ in range(2):
-        with pytest.raises(PlanningFailedError, match="target: only fastest is met") as caught:
-            change_target(services.jobs, "job", TargetChange(target="power:1"))
-        assert caught.value.field == "target"
-    summary = get_job(services.jobs, "job")
-    assert summary.job.state == JobState.PLANNING_FAILED
-    assert summary.job.problem == "target: only fastest is met"
-    assert summary.newest_version == 1
-    # Ranks that repeat their calls do not fail.
-    assert register_job(services.jobs, "job", job_spec())[0].newest_version == 1
-    assert put_profile(services.jobs, "job", profile()).newest_version == 1
-
-
 @pytest.fixture
 def picky() -> PickyPlanner:
     return PickyPlanner()

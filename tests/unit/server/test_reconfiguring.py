@@ -364,16 +364,3 @@ def test_the_model_decides_while_a_rank_is_slow(services: JobServices, num_dp: i
     pipeline.take(2)
     ReconfigurationReconciler()(services, "job")
     assert newest(services).version == 2
-
-
-def test_the_loop_follows_a_slow_rank(services: JobServices, pipeline: PipelineOnPaper) -> None:
-    slowdown_ranks(services, RankSlowdown(rank=0, slowdown=1.3))
-    pipeline.take(2)
-    slowdown_ranks(services, RankSlowdown(rank=0, slowdown=1.0))
-    anew = newest(services)
-    assert (anew.version, anew.measurement_detail) == (3, MeasurementDetail.INSTRUCTIONS)
-    assert stages_of(anew) == offline_plan(three_stages(), Reconfigure.DEFAULT).stages
-    pipeline.take(3)
-    assert stages_of(run_to_the_end(services, pipeline)) == stages_of(
-        replace(anew, plan=offline_plan(three_stages(), Reconfigure.BALANCED))
-    )

@@ -19,6 +19,7 @@ from tests.unit.server.test_announced_work import (
     lengths_of,
     loop_state,
     measured,
+    own_part,
     profile,
 )
 
@@ -194,8 +195,7 @@ def test_the_planner_corrects_the_deadlines_of_the_next_version(services: JobSer
         reconciler(services, "job")
         PlanReconciler()(services, "job")
 
-    version, part = working.newest, working.parts[0].pipeline
-    assert part is not None
+    version, part = working.newest, own_part(working)
     before_w = power_w(working, working.run(BLOCK_STEPS))
     timed = loop_state(services)
     with services.store.writing("job") as writer:
@@ -209,8 +209,7 @@ def test_the_planner_corrects_the_deadlines_of_the_next_version(services: JobSer
     assert before_w < 0.97 * 130
     assert found is not None
     assert working.take() == version + 1
-    after = working.parts[0].pipeline
-    assert after is not None
+    after = own_part(working)
     assert after.deadline_ratio == pytest.approx(found.factor * part.deadline_ratio)
     working.run(49)
     reconcile()
