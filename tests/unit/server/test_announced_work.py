@@ -170,7 +170,7 @@ def test_announced_lengths_give_each_step_a_plan_of_its_own(services: JobService
 
 
 def test_a_job_that_announces_is_not_held_at_the_highest_clocks(services: JobServices) -> None:
-    working = job(services, announced=lambda _: None)
+    working = job(services, announced=lambda _: None, num_pipelines=1)
     assert measured(working) == 2
     assert get_plan(services, "job", 2).plan.policy == "baseline"
     (note,) = [each for each in notes(services, get_job(services, "job")) if "differ" in each]
@@ -300,7 +300,7 @@ def test_given_factors_need_no_coefficients(services: JobServices) -> None:
     def factors(lengths: Lengths) -> Any:  # noqa: ANN401
         return step_work([2.5e-4 * sum(each) for each in lengths])
 
-    working = job(services, true=dict.fromkeys(TRUE, same), announced=factors)
+    working = job(services, true=dict.fromkeys(TRUE, same), announced=factors, num_pipelines=1)
     assert measured(working) == 2
     assert own_part(working).coefficients == ()
     steps = working.run(10)
@@ -309,7 +309,7 @@ def test_given_factors_need_no_coefficients(services: JobServices) -> None:
 
 
 def test_a_slowdown_is_granted_to_each_step(services: JobServices) -> None:
-    working = job(services, {"target": "slowdown:10%"})
+    working = job(services, {"target": "slowdown:10%"}, num_pipelines=1)
     measured(working)
     part = own_part(working)
     plan = get_plan(services, "job", 2).plan
@@ -322,7 +322,7 @@ def test_a_slowdown_is_granted_to_each_step(services: JobServices) -> None:
 
 
 def test_late_changes_and_the_calls_of_a_node_are_sent(services: JobServices) -> None:
-    working = job(services, {"gpu": "a100", "gpus_in_node": 8, "gpus_at_once": 2})
+    working = job(services, {"gpu": "a100", "gpus_in_node": 8, "gpus_at_once": 2}, num_pipelines=1)
     measured(working)
     part = own_part(working)
     assert part.change_delays_s is not None
@@ -359,7 +359,8 @@ def test_one_microbatch_a_step_is_measured_in_more_steps(services: JobServices) 
 
 
 def test_a_job_that_ends_to_announce_follows_one_plan_again(services: JobServices) -> None:
-    working = job(services, true=dict.fromkeys(TRUE, WorkCoefficients(1.0, 0.0, 0.0)))
+    constant = dict.fromkeys(TRUE, WorkCoefficients(1.0, 0.0, 0.0))
+    working = job(services, true=constant, num_pipelines=1)
     measured(working)
     assert working.parts[0].pipeline is not None
     working.announced = lambda _: None
@@ -542,7 +543,7 @@ def test_savings_are_those_at_equal_work(services: JobServices) -> None:
 
 def test_savings_stay_those_at_equal_work_where_a_job_ends(services: JobServices) -> None:
     """The work of steps that were not added yet is counted before it is dropped."""
-    working = job(services, error=0.01)
+    working = job(services, error=0.01, num_pipelines=1)
     measured(working)
     measured(working, 20)
     start_comparison(services, "job", 6)
@@ -667,7 +668,8 @@ def test_step_plans_begin_again_only_with_errors_well_below_the_limit() -> None:
 
 def test_factors_of_equal_lengths_are_measured_anew_for_other_ones(services: JobServices) -> None:
     """Of short ones, all equal, nothing follows for those that are four times as long."""
-    working = job(services, error=0.005, draw=lambda _: [[500.0, 500.0]] * NUM_MICROBATCHES)
+    equal = [[500.0, 500.0]] * NUM_MICROBATCHES
+    working = job(services, error=0.005, draw=lambda _: equal, num_pipelines=1)
     measured(working)
     measured(working, 17)
     assert known_work(services).lengths_range == (1000.0, 1000.0)

@@ -197,3 +197,11 @@ def test_what_has_no_error_makes_no_interval_and_nothing_is_a_share_of_nothing()
     ratio = ratio_of(known(9, 1.0), known(10, None, 0))
     assert ratio == Estimate(mean=0.9, low=None, high=None, num_steps=20)
     assert ratio_of(known(9, 1.0), known(0, 1.0)) is None
+
+
+def test_the_interval_of_a_ratio_is_symmetric_in_its_logarithm() -> None:
+    """Two relative errors of 10 %, each with 9 degrees of freedom."""
+    ratio = ratio_of(known(10, 1.0), known(20, 4.0))
+    assert ratio is not None
+    factor = math.exp(quantile_of_t(18) * math.sqrt(0.02))
+    assert (ratio.low, ratio.high) == pytest.approx((0.5 / factor, 0.5 * factor))

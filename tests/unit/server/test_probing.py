@@ -305,7 +305,6 @@ def test_a_rank_that_falls_silent_ends_it(job: ProbedJob) -> None:
 @pytest.mark.parametrize(
     ("readings", "state"),
     [
-        ({"num_clock_misses": 2, "num_power_capped": 2}, JobState.PLANNED),
         ({"num_clock_misses": 2, "num_power_capped": 1, "num_thermally_capped": 1}, "planned"),
         ({"num_clock_misses": 2, "num_power_capped": 1}, JobState.PLANNING_FAILED),
     ],
