@@ -148,17 +148,6 @@ def test_a_lowered_limit_in_mid_run_ends_the_plan_until_it_is_restored(job: Cond
     assert (job.newest, job.policy, job.notes) == (3, "frontier", [])
 
 
-def test_a_rank_that_starts_under_other_conditions_gets_no_plan_of_the_profiled_ones() -> None:
-    job = Conditioned(under(H100))
-    job.register(replace(H100, power_profile="max-q"))
-    job.react()
-    assert (job.newest, job.policy) == (2, "baseline")
-    assert job.notes == [
-        "ranks 0 and 1: power profile max-q (profiled: none); the highest clocks are kept "
-        + UNTIL_SENT
-    ]
-
-
 def test_a_driver_or_a_limit_far_above_what_is_drawn_is_noted_and_the_plan_stays(
     job: Conditioned,
 ) -> None:

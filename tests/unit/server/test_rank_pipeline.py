@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.planner.sample_plans import frequency_plan
-from tests.planner.samples import plan_record, rank_record
+from tests.planner.samples import rank_record
 from tests.unit.planning.tiny_pipelines import (
     any_requests,
     equal_profile,
@@ -22,9 +22,9 @@ from tests.unit.planning.tiny_pipelines import (
 from flyball_pipeline.paths import earliest_finish_s
 from flyball_pipeline.retiming import RetimedPipeline, retime
 from flyball_profiles.stage_profile import StageProfile
-from flyball_server.jobs.planning_inputs import PlanningInputs, WorkModel
+from flyball_server.jobs.planning_inputs import WorkModel
 from flyball_server.jobs.versions import rank_plans
-from flyball_server.jobs.versions.rank_plans import part_of, pipeline_part
+from flyball_server.jobs.versions.rank_plans import pipeline_part
 from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_server.planning.stragglers.slowed_pipelines import make_slowed_plan
 from flyball_wire.codec import decode, encode
@@ -98,24 +98,6 @@ def test_each_of_separate_pipelines_has_its_slowdowns() -> None:
     for dp_rank, pipeline in enumerate(plan.by_dp_rank):
         time_s = planned_time_s(received(plan, profile, dp_rank))
         assert time_s == pytest.approx(pipeline.iteration_time_s)
-
-
-def test_a_rank_gets_its_pipeline_only_where_steps_have_plans_of_their_own() -> None:
-    request = request_of(equal_profile(2), 2, policy=Policy.ENVELOPE)
-    record = plan_record(plan=make_plan(request).plan)
-    rank = rank_record(1)
-    announced = PlanningInputs(work=UNKNOWN)
-    without = part_of(record, rank, request.profile, PlanningInputs())
-    assert without.pipeline is None
-    with_it = part_of(record, rank, request.profile, announced)
-    assert with_it.pipeline == pipeline_part(record.plan, rank, request.profile, UNKNOWN)
-    assert with_it.pipeline is not None
-    # More steps are timed: 96 microbatches of a pipeline.
-    assert (without.num_timed_steps, with_it.num_timed_steps) == (12, 48)
-    assert replace(with_it, pipeline=None, num_timed_steps=12) == without
-    refused = PlanningInputs(work=replace(UNKNOWN, problem="errors are large"))
-    assert part_of(record, rank, request.profile, refused).pipeline is None
-    assert part_of(record, rank, None, announced).pipeline is None
 
 
 def test_factors_of_work_reach_the_rank_by_place() -> None:

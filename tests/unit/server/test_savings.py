@@ -216,22 +216,6 @@ def test_steps_of_a_rank_that_sets_no_clocks_are_no_baseline() -> None:
 # ------------------------------------------------------------------ interleaved
 
 
-def test_interleaved_steps_are_compared_in_pairs() -> None:
-    kinds = StepKinds(first_step=3, baseline_cycle=ABBA)
-    version = only(fold(interleaved(kinds, range(2, 83), random.Random(7)), v2=kinds))
-    assert version.baseline == "interleaved"
-    assert (version.num_steps, version.num_left_out) == (40, 1)
-    for ratio, truth in ((version.saving_percent, 10.0), (version.slowdown_percent, 1.0)):
-        assert ratio is not None
-        assert ratio.low is not None
-        assert ratio.high is not None
-        assert ratio.low < truth < ratio.high
-        assert ratio.high - ratio.low < 2
-        assert ratio.num_steps == 40
-    assert version.saved_j is not None
-    assert version.saved_j.mean == pytest.approx(40 * 10, rel=0.1)
-
-
 def test_a_pair_with_less_than_half_of_its_steps_does_not_count() -> None:
     kinds = StepKinds(baseline_cycle=(False,) * 3 + (True,) * 3)
     kept = [*range(1, 12), 12, 15, 16, 17, *range(18, 24)]
@@ -349,17 +333,6 @@ def test_a_pair_is_a_ratio_of_sums_at_equal_work() -> None:
     assert found.baseline == BaselineOrigin.INTERLEAVED
     assert mean(found.saving_percent) == pytest.approx(100 * (1 - 0.9 / 1.1))
     assert mean(found.slowdown_percent) == pytest.approx(0)
-
-
-def test_steps_of_known_work_are_not_compared_with_others() -> None:
-    works = {number: WorkAtHighest(time_s=1.0, energy_j=100.0) for number in range(20, 40)}
-    measured = [
-        *steps(range(20), 1, energy_j=100.0),
-        *worked_steps(range(20, 40), works, version=2, share=0.9),
-    ]
-    kinds = {1: StepKinds(baseline_cycle=(True,))}
-    first, second = savings_of(fold_of(kinds, measured, works)).versions
-    assert (first.baseline, second.baseline) == (BaselineOrigin.ITSELF, BaselineOrigin.NONE)
 
 
 def test_a_few_steps_of_unknown_work_are_left_out() -> None:
