@@ -9,7 +9,7 @@ from itertools import count
 from types import SimpleNamespace
 
 import pytest
-from tests.planner.one_rank import acknowledge, register_rank, store_measurements
+from tests.planner.one_rank import register_rank, store_measurements, take_up
 from tests.planner.running import two_stages
 from tests.planner.samples import MOMENT, job_services, job_spec, rank_record, step_record
 from tests.planner.use_cases import change_target, put_profile, register_job
@@ -332,11 +332,9 @@ def test_a_job_that_is_measured_again_is_probed_under_the_new_conditions() -> No
             rank, emulated=False, conditions=CAPPED, sm_clocks_mhz=(1400, 1300, 1200, 1100)
         )
         register_rank(job.services, record)
+    first_step = take_up(job.services, (0, 1), version=job.newest, current_step=job.step)
     for rank in (0, 1):
-        named = acknowledge(job.services, "job", rank, version=job.newest, current_step=job.step)
-    assert named.first_step is not None
-    for rank in (0, 1):
-        step = step_record(named.first_step, rank, plan_version=job.newest)
+        step = step_record(first_step, rank, plan_version=job.newest)
         store_measurements(job.services, "job", rank, [step])
     ProbeReconciler()(job.services, "job")
     assert job.state == JobState.PROFILING
