@@ -56,6 +56,7 @@ ENVPIPE = {"schedule": "envpipe", "num_microbatches": 4}
         ({"other_orders": (OTHER,) * 17}, "other_orders"),
         ({"other_orders": (OtherOrder(schedule="1f1b", line="a\nb"),)}, "other_orders"),
         ({"adaptation": "reconfigure"}, "adaptation"),
+        ({"adaptation": "frontier", "policy": "envelope"}, "adaptation"),
     ],
 )
 def test_a_job_that_cannot_be_planned_names_its_field(changes: dict[str, Any], said: str) -> None:
@@ -76,6 +77,7 @@ def test_the_bounds_themselves_are_allowed() -> None:
             "num_microbatches": MAX_NUM_MICROBATCHES,
         },
         {"blocking_power_w": (1.0, 2.0), **MEMORY},
+        {"policy": "envelope"},
     ):
         check_spec(job_spec(**changes), load_gpu_window)
 
