@@ -254,16 +254,15 @@ def in_some_order(
     return order
 
 
-@pytest.mark.parametrize("seed", range(2))
 def test_totals_equal_those_of_all_steps_in_any_order_with_repeats_restarts_and_pruning(
-    planner: Planner, seed: int
+    planner: Planner,
 ) -> None:
-    chance = random.Random(seed)
+    chance = random.Random(0)
     expected = Everything()
     begun, num_stored = 0, []
     for run in range(3):
         planner.start(f"start-{run}")
-        end = begun + chance.randint(40, 90)
+        end = begun + chance.randint(40, 130)
         posted = {
             (rank, step): measured(chance, run, rank, step)
             for rank in range(NUM_RANKS)
@@ -313,7 +312,8 @@ def test_steps_that_a_rank_posts_very_late_count_once(planner: Planner) -> None:
         for rank in range(NUM_RANKS):
             if rank < 2 or not begin <= step < end:
                 planner.post(rank, [posted[rank, step]])
-        planner.figures.overview_of("job")
+        if step % 4 == 0:
+            planner.figures.overview_of("job")
     assert planner.fold().num_steps < num_steps
     for steps in posts_of(chance, away):
         planner.post(2, steps)

@@ -117,7 +117,7 @@ def test_a_power_that_no_step_meets_is_said(services: JobServices) -> None:
         are_posted=False,
         waiting_power_w=150.0,
     )
-    found_w, known = powers_w(working, 4)
+    found_w, known = powers_w(working, 3)
     assert known.least_power_w == pytest.approx(found_w[-1], abs=0.1)
     assert known.note is not None
     assert known.note.startswith("target power:222 is not met: steps draw 2")
@@ -135,7 +135,7 @@ def test_less_power_than_the_target_at_the_highest_clocks_is_no_miss(services: J
         draw=again_and_again(uneven),
         are_posted=False,
     )
-    found_w, known = powers_w(working, 4)
+    found_w, known = powers_w(working, 3)
     assert found_w[-1] < 0.97 * 350
     assert known.note is None
     plan = get_plan(services, "job", 1).plan
