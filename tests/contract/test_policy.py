@@ -43,6 +43,7 @@ def assert_valid(choice: PolicyChoice, model: PipelineModel) -> None:
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 class TestPolicy:
+    @settings(max_examples=20)
     @given(model=any_models(max_stages=2, max_microbatches=3))
     def test_gives_the_same_request_the_same_valid_choice_no_slower_than_the_baseline(
         self, policy: Policy, model: PipelineModel
@@ -56,7 +57,7 @@ class TestPolicy:
         choice.assignment[:] = [-1] * len(decided)  # what a caller does with it stays with him
         assert POLICIES[policy](request_of(model)).assignment == decided
 
-    @settings(max_examples=20)  # each tries up to some thousand plans
+    @settings(max_examples=12)  # each tries up to some thousand plans
     @given(model=any_enumerable_models())
     def test_knows_no_bound_above_the_best_of_all_plans(
         self, policy: Policy, model: PipelineModel

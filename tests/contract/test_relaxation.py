@@ -171,9 +171,7 @@ class TestRelaxation:
             fall_j = -optimum.bound_slope_w * (far_later.deadline_s - slowest.deadline_s)
             assert 0 <= fall_j <= 0.1 * slowest.lower_bound_j
 
-    @pytest.mark.parametrize(
-        "name", ["uneven stages", "times equal but for rounding", "microwatts"]
-    )
+    @pytest.mark.parametrize("name", ["times equal but for rounding", "microwatts"])
     def test_the_order_of_deadlines_does_not_matter_and_the_same_order_gives_the_same_results(
         self, relaxation: RelaxationClass, name: str
     ) -> None:
@@ -195,7 +193,7 @@ class TestRelaxation:
             )
             assert one.event_time_s.tobytes() == again.event_time_s.tobytes()
 
-    @settings(max_examples=25)
+    @settings(max_examples=12)
     @given(model=models_with_delays(), share=st.sampled_from(SHARES))
     def test_noisy_pipelines_are_no_exception(
         self, relaxation: RelaxationClass, model: PipelineModel, share: float

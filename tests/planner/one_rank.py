@@ -60,6 +60,14 @@ def acknowledge(
     return unwrap_one(acknowledge_together(services, job_id, (held,)))
 
 
+def take_up(services: JobServices, ranks: Iterable[int], *, version: int, current_step: int) -> int:
+    """All ranks of job `job` hold a version now; the step from which they follow it."""
+    for rank in ranks:
+        named = acknowledge(services, "job", rank, version=version, current_step=current_step)
+    assert named.first_step is not None
+    return named.first_step
+
+
 def get_first_step(services: JobServices, job_id: str, version: int) -> PlanVersion:
     """From which step a version holds."""
     return version_of(list_versions(services, job_id), job_id, version)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from tests.planner.one_rank import acknowledge, register_rank, store_posts
+from tests.planner.one_rank import register_rank, store_posts, take_up
 
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.jobs.measurements.measurements import RankPost
@@ -54,12 +54,8 @@ class PipelineOnPaper:
 
     def take(self, version: int) -> PlanRecord:
         """All ranks acknowledge the version, and go on to its first step."""
-        for rank in self.ranks:
-            activation = acknowledge(
-                self.services, "job", rank.rank, version=version, current_step=self.step
-            )
-        assert activation.first_step is not None
-        self.step = activation.first_step
+        ranks = (rank.rank for rank in self.ranks)
+        self.step = take_up(self.services, ranks, version=version, current_step=self.step)
         self._held = version
         return get_plan(self.services, "job", version)
 

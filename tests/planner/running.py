@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import cache
 
-from tests.planner.one_rank import acknowledge, register_rank, store_posts
+from tests.planner.one_rank import register_rank, store_posts, take_up
 from tests.planner.samples import job_services, job_spec, rank_record, step_record
 from tests.planner.solved_once import plan_once
 from tests.planner.use_cases import put_profile, register_job
@@ -114,10 +114,9 @@ class Running:
 
     def acknowledged(self) -> None:
         """All ranks have the newest version, and are at its first step."""
+        ranks = (rank.rank for rank in self.ranks)
         version = self.newest.version
-        for rank in self.ranks:
-            acknowledge(self.services, "job", rank.rank, version=version, current_step=self.step)
-        self.step = self.newest.first_step or self.step
+        self.step = take_up(self.services, ranks, version=version, current_step=self.step)
 
     def settle(self) -> None:
         """React and acknowledge until nothing new comes of it."""
@@ -134,6 +133,12 @@ class Running:
         for _ in range(num_steps):
             self.post(factor, **changes)
             self.react()
+
+    def run_unseen(self, num_steps: int, factor: Factor) -> None:
+        """Steps on the newest plan, looked at after the last."""
+        for _ in range(num_steps):
+            self.post(factor)
+        self.react()
 
     def post(self, factor: Factor, **changes: int) -> None:
         """One step of all ranks, at the clocks of the newest plan."""

@@ -41,7 +41,7 @@ def niceness() -> int:
 
 def refuse(field: str) -> None:
     """Refuse a request, as the planner does."""
-    raise TargetUnreachableError("not to be met", field=field)
+    raise TargetUnreachableError("not to be met", field=field, nearest_target="deadline:1.68")
 
 
 def fail() -> None:

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tests.planner.one_rank import acknowledge, newer_plan, register_rank, store_posts
+from tests.planner.one_rank import newer_plan, register_rank, store_posts, take_up
 from tests.planner.samples import rank_record
 
 from flyball_pipeline.clock_rounding import ChangeDelays
@@ -121,11 +121,8 @@ class WorkingRanks:
             assert part is not None
             if rank.stage == 0:
                 self.parts[rank.dp_rank] = part
-            taken = acknowledge(
-                self.services, "job", rank.rank, version=version, current_step=self.step
-            )
-        assert taken.first_step is not None
-        self.step = taken.first_step
+        numbers = (rank.rank for rank in self.ranks)
+        self.step = take_up(self.services, numbers, version=version, current_step=self.step)
         return version
 
     def run(self, num_steps: int) -> list[WorkingStep]:

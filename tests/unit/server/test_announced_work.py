@@ -50,11 +50,12 @@ from flyball_server.views.job_reading import JobReading
 from flyball_server.views.recorded_runs import get_recorded_runs
 from flyball_wire.messages import JobState
 from flyball_wire.plan_options import Policy
+from flyball_wire.plans.rank_plan import RankPipeline
 from flyball_wire.savings import MeasuredSavings
 
 pytestmark = pytest.mark.slow
 
-NUM_STAGES, NUM_MICROBATCHES, NUM_PIPELINES = 2, 6, 3
+NUM_STAGES, NUM_MICROBATCHES, NUM_PIPELINES = 2, 6, 2
 TRUE = {
     (0, "forward"): WorkCoefficients(0.10, 2.0e-4, 1.0e-8),
     (0, "backward"): WorkCoefficients(0.05, 2.1e-4, 1.2e-8),
@@ -81,7 +82,7 @@ def lengths_of(chance: random.Random, num_microbatches: int = NUM_MICROBATCHES) 
 
 
 def job(services: JobServices, changes: dict[str, Any] | None = None, **ranks: Any) -> WorkingRanks:  # noqa: ANN401
-    """A job of two stages and three pipelines, whose first version all ranks have taken."""
+    """A job of two stages and two pipelines, whose first version all ranks have taken."""
     of_ranks: dict[str, Any] = {
         "num_pipelines": NUM_PIPELINES,
         "num_stages": NUM_STAGES,
@@ -114,6 +115,23 @@ def work_of(services: JobServices) -> WorkModel | None:
     return loop_state(services).work
 
 
+def known_work(services: JobServices) -> WorkModel:
+    known = work_of(services)
+    assert known is not None
+    return known
+
+
+def own_part(working: WorkingRanks) -> RankPipeline:
+    """What ranks of pipeline 0 choose clocks of each step from."""
+    part = working.parts[0].pipeline
+    assert part is not None
+    return part
+
+
+def notes_of_work(services: JobServices) -> list[str]:
+    return [each for each in notes(services, get_job(services, "job")) if "work" in each]
+
+
 def reconciled(services: JobServices) -> None:
     """Measure the newest steps, and plan for what they say."""
     DelayReconciler()(services, "job")
@@ -132,10 +150,8 @@ def test_announced_lengths_give_each_step_a_plan_of_its_own(services: JobService
     working = job(services)
     assert all(part.pipeline is None for part in working.parts.values())
     assert measured(working) == 2
-    part = working.parts[0].pipeline
-    assert part is not None
-    known = work_of(services)
-    assert known is not None
+    part = own_part(working)
+    known = known_work(services)
     found = dict(zip(known.places, part.coefficients, strict=True))
     for (stage, kind), true in TRUE.items():
         assert found[stage, kind, 0] == pytest.approx(true, rel=0.01, abs=1e-9)
@@ -154,7 +170,7 @@ def test_announced_lengths_give_each_step_a_plan_of_its_own(services: JobService
 
 
 def test_a_job_that_announces_is_not_held_at_the_highest_clocks(services: JobServices) -> None:
-    working = job(services, announced=lambda _: None)
+    working = job(services, announced=lambda _: None, num_pipelines=1)
     assert measured(working) == 2
     assert get_plan(services, "job", 2).plan.policy == "baseline"
     (note,) = [each for each in notes(services, get_job(services, "job")) if "differ" in each]
@@ -170,16 +186,12 @@ def test_a_job_that_announces_is_not_held_at_the_highest_clocks(services: JobSer
     reconciled(services)
     working.take()
     assert working.newest == 3
-    part = working.parts[0].pipeline
-    assert part is not None
-    assert part.coefficients == ()
+    assert own_part(working).coefficients == ()
     assert [step.clocks_mhz for step in working.run(3)] == [{1400}] * 3
-    (note,) = [each for each in notes(services, get_job(services, "job")) if "work" in each]
+    (note,) = notes_of_work(services)
     assert "is being measured" in note
     assert measured(working, 15) == 4
-    part = working.parts[0].pipeline
-    assert part is not None
-    assert len(part.coefficients) == 4
+    assert len(own_part(working).coefficients) == 4
     assert get_plan(services, "job", 4).plan.policy == "frontier"
     assert notes(services, get_job(services, "job")) == ()
 
@@ -187,9 +199,7 @@ def test_a_job_that_announces_is_not_held_at_the_highest_clocks(services: JobSer
 def test_errors_that_microbatches_share_get_a_reserve(services: JobServices) -> None:
     working = job(services, error=0.015)
     measured(working)
-    part = working.parts[0].pipeline
-    assert part is not None
-    assert 0.01 < part.reserve[0] < 0.035
+    assert 0.01 < own_part(working).reserve[0] < 0.035
     steps = working.run(40)
     longer = fmean(step.time_s / step.highest_s - 1 for step in steps)
     assert longer < 0.002
@@ -199,10 +209,8 @@ def test_errors_above_the_limit_end_step_plans_with_a_note(services: JobServices
     working = job(services, error=0.1)
     assert measured(working) == 2
     assert working.parts[0].pipeline is None
-    known = work_of(services)
-    assert known is not None
-    assert known.problem is not None
-    (note,) = [each for each in notes(services, get_job(services, "job")) if "work" in each]
+    assert known_work(services).problem is not None
+    (note,) = notes_of_work(services)
     assert "at most 3 % are allowed (max_work_error)" in note
     assert get_plan(services, "job", 2).plan.policy == "baseline"
 
@@ -217,17 +225,16 @@ def test_a_step_without_work_does_not_void_that_of_the_others(services: JobServi
     assert found is not None
     assert found.num_steps == MOST_TIMED_STEPS - 1
     assert found.jitter < 0.03
-    known = work_of(services)
-    assert known is not None
-    assert known.num_microbatches == found.num_steps * NUM_MICROBATCHES * NUM_PIPELINES
+    assert (
+        known_work(services).num_microbatches == found.num_steps * NUM_MICROBATCHES * NUM_PIPELINES
+    )
 
 
 def test_a_slow_gpu_does_not_end_step_plans(services: JobServices) -> None:
     """Pooled, a rank 15 % slower than two others is an error of 7 %."""
-    working = job(services, error=0.01, slowdowns={2: 1.15, 3: 1.15})
+    working = job(services, error=0.01, slowdowns={2: 1.15, 3: 1.15}, num_pipelines=3)
     measured(working)
-    known = work_of(services)
-    assert known is not None
+    known = known_work(services)
     assert known.problem is None
     assert known.error == pytest.approx(0.01, abs=0.003)
     for (stage, kind, _), found in zip(known.places, known.coefficients, strict=True):
@@ -238,9 +245,7 @@ def test_a_slow_gpu_does_not_end_step_plans(services: JobServices) -> None:
 def test_slow_gpus_are_found_where_steps_get_no_plans_of_their_own(services: JobServices) -> None:
     working = job(services, {"adaptation": "frontier"}, error=0.1)
     measured(working)
-    known = work_of(services)
-    assert known is not None
-    assert known.problem is not None
+    assert known_work(services).problem is not None
     measured(working, 17)
     working.slowdowns = {2: 1.3}
     detects = StragglerReconciler()
@@ -275,34 +280,17 @@ def test_parts_too_large_for_ranks_keep_the_highest_clocks_with_one_note(
     assert measured(working) == 2
     assert working.parts[0].pipeline is None
     assert get_plan(services, "job", 2).plan.policy == "baseline"
-    (note,) = [each for each in notes(services, get_job(services, "job")) if "work" in each]
+    (note,) = notes_of_work(services)
     assert "announced work is not used" in note
     assert "at most 5400 are sent" in note
     assert measured(working) == 2
     assert {mhz for step in working.run(5) for mhz in step.clocks_mhz} == {1400}
 
 
-def test_a_part_without_its_pipeline_has_the_highest_clocks(
-    services: JobServices, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A later plan may take more bytes than the one that was looked at."""
-    working = job(services, error=0.01, num_pipelines=1)
-    measured(working)
-    monkeypatch.setattr(rank_plans, "MAX_PART_BYTES", 6000)
-    record, state = get_plan(services, "job", 2), loop_state(services)
-    for rank in working.ranks:
-        part = rank_plans.part_of(record, rank, profile(), state.planned_inputs)
-        assert part.pipeline is None
-        assert part.sm_clocks_mhz == (1400,)
-        assert part.requests == ()
-
-
 def test_the_limit_of_errors_is_an_option(services: JobServices) -> None:
     working = job(services, {"max_work_error": 0.2}, error=0.1)
     measured(working)
-    part = working.parts[0].pipeline
-    assert part is not None
-    assert part.reserve[0] > 0.1
+    assert own_part(working).reserve[0] > 0.1
 
 
 def test_given_factors_need_no_coefficients(services: JobServices) -> None:
@@ -312,21 +300,18 @@ def test_given_factors_need_no_coefficients(services: JobServices) -> None:
     def factors(lengths: Lengths) -> Any:  # noqa: ANN401
         return step_work([2.5e-4 * sum(each) for each in lengths])
 
-    working = job(services, true=dict.fromkeys(TRUE, same), announced=factors)
+    working = job(services, true=dict.fromkeys(TRUE, same), announced=factors, num_pipelines=1)
     assert measured(working) == 2
-    part = working.parts[0].pipeline
-    assert part is not None
-    assert part.coefficients == ()
+    assert own_part(working).coefficients == ()
     steps = working.run(10)
     assert all(step.time_s <= step.highest_s * (1 + 1e-9) for step in steps)
     assert sum(step.energy_j for step in steps) < 0.95 * sum(step.highest_j for step in steps)
 
 
 def test_a_slowdown_is_granted_to_each_step(services: JobServices) -> None:
-    working = job(services, {"target": "slowdown:10%"})
+    working = job(services, {"target": "slowdown:10%"}, num_pipelines=1)
     measured(working)
-    part = working.parts[0].pipeline
-    assert part is not None
+    part = own_part(working)
     plan = get_plan(services, "job", 2).plan
     assert part.deadline_ratio == pytest.approx(
         plan.iteration_time_s / plan.predicted.baseline_iteration_time_s
@@ -337,10 +322,9 @@ def test_a_slowdown_is_granted_to_each_step(services: JobServices) -> None:
 
 
 def test_late_changes_and_the_calls_of_a_node_are_sent(services: JobServices) -> None:
-    working = job(services, {"gpu": "a100", "gpus_in_node": 8, "gpus_at_once": 2})
+    working = job(services, {"gpu": "a100", "gpus_in_node": 8, "gpus_at_once": 2}, num_pipelines=1)
     measured(working)
-    part = working.parts[0].pipeline
-    assert part is not None
+    part = own_part(working)
     assert part.change_delays_s is not None
     times = get_plan(services, "job", 2).plan.transitions
     assert times is not None
@@ -352,9 +336,7 @@ def test_late_changes_and_the_calls_of_a_node_are_sent(services: JobServices) ->
 def test_unknown_clock_changes_count_as_the_slowest_that_are_known(services: JobServices) -> None:
     working = job(services, {"transition_ms": None})
     measured(working)
-    part = working.parts[0].pipeline
-    assert part is not None
-    assert part.change_delays_s == pytest.approx((0.0092 + 5 * 0.0048, 0.0026))
+    assert own_part(working).change_delays_s == pytest.approx((0.0092 + 3 * 0.0048, 0.0026))
 
 
 def test_one_microbatch_a_step_is_measured_in_more_steps(services: JobServices) -> None:
@@ -369,29 +351,16 @@ def test_one_microbatch_a_step_is_measured_in_more_steps(services: JobServices) 
     )
     measured(working)
     assert working.parts[0].num_timed_steps == 64
-    first = work_of(services)
-    assert first is not None
-    assert first.num_microbatches == 24
+    assert known_work(services).num_microbatches == 24
     measured(working, 65)
-    part = working.parts[0].pipeline
-    assert part is not None
+    assert working.parts[0].pipeline is not None
     steps = working.run(40)
     assert fmean(step.time_s / step.highest_s - 1 for step in steps) < 0.002
 
 
-def test_profiles_that_are_replaced_are_fitted_anew(services: JobServices) -> None:
-    working = job(services)
-    measured(working)
-    put_profile(services, "job", profile(forward_s=0.1))
-    working.take()
-    part = working.parts[0].pipeline
-    assert part is not None
-    assert part.coefficients == ()
-    assert [step.clocks_mhz for step in working.run(2)] == [{1400}] * 2
-
-
 def test_a_job_that_ends_to_announce_follows_one_plan_again(services: JobServices) -> None:
-    working = job(services, true=dict.fromkeys(TRUE, WorkCoefficients(1.0, 0.0, 0.0)))
+    constant = dict.fromkeys(TRUE, WorkCoefficients(1.0, 0.0, 0.0))
+    working = job(services, true=constant, num_pipelines=1)
     measured(working)
     assert working.parts[0].pipeline is not None
     working.announced = lambda _: None
@@ -401,39 +370,10 @@ def test_a_job_that_ends_to_announce_follows_one_plan_again(services: JobService
     put_profile(services, "job", working.profile)
     working.take()
     assert working.newest == version + 1
+    assert own_part(working).coefficients == (), "those of another profile"
     measured(working, 18)
     assert working.parts[0].pipeline is None
     assert work_of(services) == WorkModel(problem=NOT_ANNOUNCED, num_before=1)
-
-
-def test_a_job_that_ends_to_announce_in_a_version_says_so_and_may_begin_again(
-    services: JobServices,
-) -> None:
-    working = job(services, error=0.01, num_pipelines=1)
-    measured(working)
-    measured(working, 17)
-    version = working.newest
-    working.announced = lambda _: None
-    working.run(NUM_SILENT_STEPS - 1)
-    reconciled(services)
-    assert working.newest == version
-    working.run(1)
-    reconciled(services)
-    assert working.take() == version + 1
-    (note,) = [each for each in notes(services, get_job(services, "job")) if "work" in each]
-    assert NOT_ANNOUNCED in note
-    assert working.parts[0].pipeline is None
-    # Once its delays are measured, and after some more steps.
-    measured(working, 20)
-    version = working.newest
-    working.announced = step_work
-    measured(working, 8)
-    assert working.newest == version
-    measured(working, 60)
-    assert working.newest == version + 1
-    measured(working, 17)
-    assert working.parts[0].pipeline is not None
-    assert notes(services, get_job(services, "job")) == ()
 
 
 def test_a_pipeline_that_ends_to_announce_ends_it_for_the_job(services: JobServices) -> None:
@@ -442,7 +382,7 @@ def test_a_pipeline_that_ends_to_announce_ends_it_for_the_job(services: JobServi
     measured(working)
     measured(working, 17)
     version = working.newest
-    working.silent = {2}
+    working.silent = {1}
     working.run(NUM_SILENT_STEPS - 1)
     reconciled(services)
     assert working.newest == version
@@ -450,12 +390,20 @@ def test_a_pipeline_that_ends_to_announce_ends_it_for_the_job(services: JobServi
     reconciled(services)
     assert working.take() == version + 1
     assert work_of(services) == WorkModel(problem=NOT_ANNOUNCED, num_before=1)
-    # It begins again with all of them.
-    measured(working, 80)
-    assert working.newest == version + 1
+    (note,) = notes_of_work(services)
+    assert NOT_ANNOUNCED in note
+    assert working.parts[0].pipeline is None
+    # It begins again with all of them, once its delays are measured, and after some more steps.
+    measured(working, 20)
+    version = working.newest
+    measured(working, 60)
+    assert working.newest == version
     working.silent = ()
     measured(working, 4)
-    assert working.newest == version + 2
+    assert working.newest == version + 1
+    measured(working, 17)
+    assert working.parts[0].pipeline is not None
+    assert notes(services, get_job(services, "job")) == ()
 
 
 def test_a_job_that_ends_to_announce_often_waits_longer_to_begin(services: JobServices) -> None:
@@ -514,8 +462,7 @@ def test_drifted_times_give_ranks_other_factors(services: JobServices) -> None:
 
     run(60)
     assert working.newest == version
-    before = work_of(services)
-    assert before is not None
+    before = known_work(services)
     working.true = {
         (stage, kind): WorkCoefficients(*(each * (1.08 if stage else 1.0) for each in of))
         for (stage, kind), of in TRUE.items()
@@ -523,8 +470,7 @@ def test_drifted_times_give_ranks_other_factors(services: JobServices) -> None:
     run(90)
     assert working.newest == version + 1
     working.take()
-    after = work_of(services)
-    assert after is not None
+    after = known_work(services)
     for (stage, kind, _), old, new in zip(
         before.places, before.coefficients, after.coefficients, strict=True
     ):
@@ -593,7 +539,7 @@ def savings(services: JobServices, version: int) -> MeasuredSavings:
 
 def test_savings_are_those_at_equal_work(services: JobServices) -> None:
     """Steps take 7 % more or less energy; what a step saves varies by 6 points."""
-    working = job(services, error=0.01)
+    working = job(services, error=0.01, num_pipelines=3)
     measured(working)
     measured(working, 20)
     start_comparison(services, "job", 24)
@@ -628,7 +574,7 @@ def test_savings_are_those_at_equal_work(services: JobServices) -> None:
 
 def test_savings_stay_those_at_equal_work_where_a_job_ends(services: JobServices) -> None:
     """The work of steps that were not added yet is counted before it is dropped."""
-    working = job(services, error=0.01)
+    working = job(services, error=0.01, num_pipelines=1)
     measured(working)
     measured(working, 20)
     start_comparison(services, "job", 6)
@@ -660,15 +606,15 @@ def test_the_newest_steps_own_plan_is_shown(
     assert shown.num_ranks == NUM_STAGES * NUM_PIPELINES
     assert (shown.lowest_mhz, shown.highest_mhz) == (min(step.clocks_mhz), max(step.clocks_mhz))
     assert shown.slack == pytest.approx(0.1)
-    assert shown.predicted_saved_j == 6.0
+    assert shown.predicted_saved_j == 4.0
     clocks = f"{shown.lowest_mhz} to {shown.highest_mhz} MHz"
     assert shown.text == f"step {shown.step}: 10 % slack, {clocks}"
-    monkeypatch.setattr(job_reading, "_MOST_RANKS", 4)
+    monkeypatch.setattr(job_reading, "_MOST_RANKS", 3)
     with services.store.reading() as reader:
         part = job_reading.newest_own_plan(reader, "job", shown.step)
     assert part is not None
-    assert (part.num_ranks, part.predicted_saved_j) == (4, 4.0)
-    assert part.text.startswith(f"step {shown.step}, first 4 ranks: 10 % slack")
+    assert (part.num_ranks, part.predicted_saved_j) == (3, 3.0)
+    assert part.text.startswith(f"step {shown.step}, first 3 ranks: 10 % slack")
     with figures.jobs() as jobs:
         families = {family.name: family for family in job_families(jobs)}
     (sample,) = families["flyball_own_plan_slack_ratio"].samples
@@ -753,12 +699,11 @@ def test_step_plans_begin_again_only_with_errors_well_below_the_limit() -> None:
 
 def test_factors_of_equal_lengths_are_measured_anew_for_other_ones(services: JobServices) -> None:
     """Of short ones, all equal, nothing follows for those that are four times as long."""
-    working = job(services, error=0.005, draw=lambda _: [[500.0, 500.0]] * NUM_MICROBATCHES)
+    equal = [[500.0, 500.0]] * NUM_MICROBATCHES
+    working = job(services, error=0.005, draw=lambda _: equal, num_pipelines=1)
     measured(working)
     measured(working, 17)
-    first = work_of(services)
-    assert first is not None
-    assert first.lengths_range == (1000.0, 1000.0)
+    assert known_work(services).lengths_range == (1000.0, 1000.0)
     version, part = working.newest, working.parts[0].pipeline
     assert part is not None
     assert part.lengths_range == pytest.approx((1000 / 1.5, 1500))

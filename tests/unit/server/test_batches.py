@@ -37,8 +37,6 @@ from flyball_server.jobs.measurements.measurements import (
     store_together,
 )
 from flyball_server.jobs.planning_inputs import PlanningInputs, WorkModel
-from flyball_server.jobs.registry.inspection import get_job
-from flyball_server.jobs.registry.registration import register_together
 from flyball_server.jobs.step_records import StepDetail
 from flyball_server.jobs.versions.plan_versions import HeldVersion, acknowledge_together
 from flyball_server.jobs.versions.rank_plans import PlanQuestion, RankPlans
@@ -59,20 +57,6 @@ def services() -> Services:
         register_rank(made.jobs, rank_record(rank, stage=rank % 2, dp_rank=rank // 2))
     made.woken.clear()
     return made
-
-
-# ------------------------------------------------------------------ registrations
-
-
-def test_a_rank_that_has_no_place_does_not_keep_the_others_out(services: Services) -> None:
-    ranks = [rank_record(rank, stage=rank % 2, dp_rank=1, host="node-2") for rank in (2, 7, 3)]
-    known, refused, other = register_together(services.jobs, "job", ranks)
-    assert isinstance(refused, InvalidFieldError)
-    assert refused.field == "rank"
-    assert not isinstance(known, JobsError)
-    assert not isinstance(other, JobsError)
-    hosts = [rank.host for rank in get_job(services.jobs, "job").ranks]
-    assert hosts == ["node-1", "node-1", "node-2", "node-2"]
 
 
 # ------------------------------------------------------------------ acknowledgements

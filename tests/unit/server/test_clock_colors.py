@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from hypothesis import given
+from hypothesis import given, settings
 from rich.color import ColorSystem
 from tests.unit.planning.tiny_pipelines import assigned_models, equal_profile, model_of
 
@@ -16,6 +16,7 @@ from flyball_server.planning.model.simulator import simulate
 _ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 
 
+@settings(max_examples=20)
 @given(assigned_models())
 def test_colours_add_escape_codes_alone(drawn: tuple[PipelineModel, list[int]]) -> None:
     model, assignment = drawn

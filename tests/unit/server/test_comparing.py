@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
-from tests.planner.one_rank import acknowledge, register_rank, store_measurements
+from tests.planner.one_rank import acknowledge, register_rank, store_measurements, take_up
 from tests.planner.sample_plans import frequency_plan
 from tests.planner.samples import (
     CountingPlanner,
@@ -71,12 +71,9 @@ class ComparedJob:
     def activate(self) -> int:
         """Both ranks take the newest version up; they go on from its first step."""
         version = self.versions()[-1].version
-        for rank in (0, 1):
-            named = acknowledge(
-                self.services, "job", rank, version=version, current_step=self.next_step
-            )
-        assert named.first_step is not None
-        self.next_step = named.first_step
+        self.next_step = take_up(
+            self.services, (0, 1), version=version, current_step=self.next_step
+        )
         return version
 
     def measure(

@@ -9,7 +9,7 @@ from itertools import count
 from types import SimpleNamespace
 
 import pytest
-from tests.planner.one_rank import acknowledge, register_rank, store_measurements
+from tests.planner.one_rank import register_rank, store_measurements, take_up
 from tests.planner.running import two_stages
 from tests.planner.samples import MOMENT, job_services, job_spec, rank_record, step_record
 from tests.planner.use_cases import change_target, put_profile, register_job
@@ -129,18 +129,13 @@ def job() -> Iterator[Conditioned]:
     yield made
 
 
-def test_under_the_same_conditions_nothing_is_said_or_done(job: Conditioned) -> None:
-    assert job.react() is None
-    assert (job.newest, job.policy, job.notes) == (1, "frontier", [])
-    for _ in range(2):
-        job.post(0, replace(H100, power_limit_w=699.9))
-        job.react()
-    assert (job.newest, job.notes) == (1, [])
-
-
 def test_a_lowered_limit_in_mid_run_ends_the_plan_until_it_is_restored(job: Conditioned) -> None:
+    assert job.react() is None
+    job.post(0, replace(H100, power_limit_w=699.9))  # as it is rounded
     job.react()
+    assert (job.newest, job.policy, job.notes) == (1, "frontier", [])
     job.post(0, CAPPED)
+    job.post(0, None)  # tells nothing new
     job.react()
     assert (job.newest, job.policy) == (2, "baseline")
     job.post(1, CAPPED)
@@ -151,26 +146,6 @@ def test_a_lowered_limit_in_mid_run_ends_the_plan_until_it_is_restored(job: Cond
         job.post(rank, H100)
     job.react()
     assert (job.newest, job.policy, job.notes) == (3, "frontier", [])
-
-
-def test_a_post_without_conditions_leaves_what_is_known(job: Conditioned) -> None:
-    job.post(0, CAPPED)
-    job.post(0, None)
-    job.react()
-    assert job.notes == [
-        "rank 0: power limit 330 W (profiled: 700 W); the highest clocks are kept " + UNTIL_SENT
-    ]
-
-
-def test_a_rank_that_starts_under_other_conditions_gets_no_plan_of_the_profiled_ones() -> None:
-    job = Conditioned(under(H100))
-    job.register(replace(H100, power_profile="max-q"))
-    job.react()
-    assert (job.newest, job.policy) == (2, "baseline")
-    assert job.notes == [
-        "ranks 0 and 1: power profile max-q (profiled: none); the highest clocks are kept "
-        + UNTIL_SENT
-    ]
 
 
 def test_a_driver_or_a_limit_far_above_what_is_drawn_is_noted_and_the_plan_stays(
@@ -357,11 +332,9 @@ def test_a_job_that_is_measured_again_is_probed_under_the_new_conditions() -> No
             rank, emulated=False, conditions=CAPPED, sm_clocks_mhz=(1400, 1300, 1200, 1100)
         )
         register_rank(job.services, record)
+    first_step = take_up(job.services, (0, 1), version=job.newest, current_step=job.step)
     for rank in (0, 1):
-        named = acknowledge(job.services, "job", rank, version=job.newest, current_step=job.step)
-    assert named.first_step is not None
-    for rank in (0, 1):
-        step = step_record(named.first_step, rank, plan_version=job.newest)
+        step = step_record(first_step, rank, plan_version=job.newest)
         store_measurements(job.services, "job", rank, [step])
     ProbeReconciler()(job.services, "job")
     assert job.state == JobState.PROFILING

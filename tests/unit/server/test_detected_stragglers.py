@@ -117,14 +117,14 @@ def test_a_stage_that_drifts_is_planned_with_what_it_takes_now_until_another_pro
     None
 ):
     job = Running(num_pipelines=2, adaptation="frontier", effort="low")
-    job.run(50, lambda rank: 1.04 if rank % 2 else 1.0)
+    job.run_unseen(50, lambda rank: 1.04 if rank % 2 else 1.0)
     assert job.newest.version == 2
     drifts = [(slowed.stage, slowed.kind) for slowed in job.loop_state.drifts]
     assert drifts == [(1, "backward"), (1, "forward")]
     job.acknowledged()
-    job.run(20, lambda rank: 1.04 if rank % 2 else 1.0)
+    job.run_unseen(20, lambda rank: 1.04 if rank % 2 else 1.0)
     assert job.newest.version == 2
-    job.run(20, lambda rank: (1.04 if rank % 2 else 1.0) * (1.3 if rank == 0 else 1.0))
+    job.run_unseen(20, lambda rank: (1.04 if rank % 2 else 1.0) * (1.3 if rank == 0 else 1.0))
     assert job.loop_state.planned_inputs.rank_slowdowns
     put_profile(job.services, "job", two_stages(1.5))
     assert (job.loop_state.detected, job.loop_state.drifts) == ((), ())
@@ -173,7 +173,7 @@ def test_a_slowdown_beyond_all_bounds_is_planned_with_the_bound(job: Running) ->
         job.acknowledged()
     assert [one.slowdown for one in list_stragglers(job.services, "job")] == [100.0]
     drifting = Running(num_pipelines=2, adaptation="frontier", effort="low")
-    drifting.run(50, lambda rank: 0.001 if rank % 2 else 1.0)
+    drifting.run_unseen(50, lambda rank: 0.001 if rank % 2 else 1.0)
     assert {slowed.slowdown for slowed in drifting.loop_state.drifts} == {0.01}
     assert get_job(drifting.services, "job").job.state == JobState.PLANNED
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 from tests.planner.samples import CountingPlanner, Services, job_record, job_spec, plan_record
@@ -12,9 +12,9 @@ from flyball_server.jobs.measurements.step_reading import predicted_iteration
 from flyball_server.jobs.services import JobServices
 from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_server.views.frontier import FrontierMemory, get_frontier, known_frontier
+from flyball_server.views.plan_facts import plan_facts
 from flyball_server.views.plan_timeline import get_timeline
 from flyball_wire.plan_options import Effort, PlanOptions
-from flyball_wire.plans.plan import Prediction
 from flyball_wire.predictions import SavingSources
 from flyball_wire.read_models import JobFrontier, PlanTimeline
 
@@ -107,17 +107,7 @@ def test_every_energy_of_a_prediction_is_of_all_gpus() -> None:
             iteration_time_j=3 * sources.iteration_time_j,
         ),
     )
-
-
-def test_a_figure_of_several_energies_fits_into_a_prediction() -> None:
-    @dataclass(frozen=True, kw_only=True)
-    class WithMore(Prediction):
-        more_j: tuple[float, ...] = (1.0, 2.0)
-
-    options = PlanOptions(blocking_power_w=(70.0,), effort=Effort.LOW)
-    request = PlanRequest(profile=sample_profile(), num_microbatches=2, options=options)
-    plan = make_plan(request).plan
-    more = replace(plan, prediction=WithMore(**vars(plan.predicted)))
-    assert predicted_iteration(more, sample_profile(), 4) == predicted_iteration(
-        plan, sample_profile(), 4
-    )
+    facts = [plan_facts(plan_record(plan=plan), sample_profile(), n * NUM_STAGES) for n in (1, 3)]
+    assert [each.prediction for each in facts] == [one, three]
+    stages_j = [[stage.energy_j for stage in each.stages] for each in facts]
+    assert stages_j[1] == pytest.approx([3 * energy_j for energy_j in stages_j[0]])

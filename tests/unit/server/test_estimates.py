@@ -77,7 +77,7 @@ def test_a_few_steps_give_the_interval_of_their_batches() -> None:
     assert eight.variance == pytest.approx(statistics.variance([2, 2, 4, 4]) / 4)
 
 
-@pytest.mark.parametrize("num_values", [1023, 1024, 1025, 20_003])
+@pytest.mark.parametrize("num_values", [1024, 1025, 20_003])
 def test_a_long_series_is_kept_in_thirty_batches_at_the_most(num_values: int) -> None:
     series = batch_means([float(step % 7) for step in range(num_values)])
     estimate = series.estimate()
@@ -197,3 +197,11 @@ def test_what_has_no_error_makes_no_interval_and_nothing_is_a_share_of_nothing()
     ratio = ratio_of(known(9, 1.0), known(10, None, 0))
     assert ratio == Estimate(mean=0.9, low=None, high=None, num_steps=20)
     assert ratio_of(known(9, 1.0), known(0, 1.0)) is None
+
+
+def test_the_interval_of_a_ratio_is_symmetric_in_its_logarithm() -> None:
+    """Two relative errors of 10 %, each with 9 degrees of freedom."""
+    ratio = ratio_of(known(10, 1.0), known(20, 4.0))
+    assert ratio is not None
+    factor = math.exp(quantile_of_t(18) * math.sqrt(0.02))
+    assert (ratio.low, ratio.high) == pytest.approx((0.5 / factor, 0.5 * factor))

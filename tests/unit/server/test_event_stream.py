@@ -409,17 +409,6 @@ async def test_a_change_of_another_job_wakes_nobody_and_a_wake_without_news_wait
     assert await poll == "late"
 
 
-async def test_notifying_all_wakes_every_job(waiters: JobWaiters, value: Value) -> None:
-    polls = [
-        asyncio.create_task(waiters.until(job_id, value.probe, wait_s=LONG_S))
-        for job_id in ("job", "other")
-    ]
-    await waiting(waiters, 2)
-    value.value = "new"
-    waiters.notify_all()
-    assert await asyncio.gather(*polls) == ["new"] * 2
-
-
 async def test_a_change_during_the_probe_is_seen(waiters: JobWaiters, value: Value) -> None:
     async def probe() -> str | None:
         seen = await value.probe()
@@ -443,3 +432,19 @@ async def test_closing_releases_all_until_opened_again(waiters: JobWaiters, valu
     value.value = "again"
     waiters.notify("job")
     assert await poll == "again"
+
+
+@pytest.mark.parametrize("num_turns", range(6))
+async def test_a_poll_that_is_cancelled_just_after_a_notification_ends(
+    waiters: JobWaiters, value: Value, num_turns: int
+) -> None:
+    """Its caller has gone: nobody is left for the answer to a further wait."""
+    poll = asyncio.create_task(waiters.until("job", value.probe, wait_s=LONG_S))
+    await waiting(waiters, 1)
+    waiters.notify("job")
+    for _ in range(num_turns):
+        await asyncio.sleep(0)
+    poll.cancel()
+    await asyncio.wait({poll})
+    assert poll.cancelled()
+    assert waiters.num_waiting == 0

@@ -74,7 +74,7 @@ def post_step(services: JobServices, step: int, num_ranks: int, data: st.DataObj
 SHAPES = any_shapes(3, 4).filter(lambda shape: shape[0] != EXPLICIT_SCHEDULE)
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(st.data())
 def test_no_reconciler_fails(data: st.DataObject) -> None:
     shape = data.draw(SHAPES)

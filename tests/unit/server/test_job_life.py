@@ -472,17 +472,6 @@ def test_other_values_wait_until_the_ranks_of_another_start_are_gone(life: Life)
     assert not any("refused" in note for note in life.notes())
 
 
-def test_other_values_of_a_job_without_ranks_are_taken_at_a_restart_alone() -> None:
-    life = Life()
-    life.register()
-    assert not life.register(job_spec(num_microbatches=3), AGAIN)
-    assert [summary.job.job_id for summary in list_jobs(life.services)] == ["job"]
-    life.plan()
-    life.pass_time(1000)
-    with pytest.raises(RegistrationConflictError):
-        life.register(job_spec(num_microbatches=9), replace(AGAIN, start_id="a3"))
-
-
 def test_the_oldest_kept_run_is_deleted_and_the_newest_has_the_profile(
     life: Life, monkeypatch: pytest.MonkeyPatch
 ) -> None:

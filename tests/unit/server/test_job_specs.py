@@ -18,10 +18,13 @@ from flyball_wire.orders import OtherOrder
 ONE = (("forward", 0), ("backward", 0))
 MEMORY = {"activation_bytes": (1, 1), "free_memory_bytes": (0, 0)}
 OTHER = OtherOrder(schedule="gpipe", line="x")
+V = (("forward", 0), ("forward", 0, 1), ("backward", 0, 1), ("backward", 0))
+ONE_OF_V = {"schedule": "explicit", "num_microbatches": 1, "order": (V, V)}
+ENVPIPE = {"schedule": "envpipe", "num_microbatches": 4}
 
 
 @pytest.mark.parametrize(
-    ("changes", "field"),
+    ("changes", "said"),
     [
         ({"num_ranks": 1}, "num_ranks"),
         ({"blocking_power_w": None}, "blocking_power_w"),
@@ -29,24 +32,39 @@ OTHER = OtherOrder(schedule="gpipe", line="x")
         ({"activation_bytes": (1, 1)}, "free_memory_bytes"),
         ({"free_memory_bytes": (1, 1)}, "activation_bytes"),
         ({**MEMORY, "activation_bytes": (1, 1, 1)}, "activation_bytes"),
-        ({"schedule": "explicit"}, "order"),
+        ({"schedule": "nonsense"}, "schedule: unknown 'nonsense'; known: "),
+        ({"schedule": "auto", "other_orders": (OTHER,)}, "schedule"),
+        ({"schedule": "auto:envpipe", "other_orders": (OTHER,)}, "schedule"),
+        ({"schedule": "1f1b", "checkpoint": "always"}, "checkpoint: is for schedule torchgpipe"),
+        ({"gpu": "abacus"}, "gpu: unknown GPU 'abacus'; known: "),
+        ({"gpus_at_once": 2, "gpu": "a40"}, "gpus_at_once: has no effect: it needs the time of a"),
+        ({"gpus_in_node": 2, "transition_ms": 5.0}, "gpus_in_node: has no effect"),
+        ({"schedule": "explicit"}, "order: must be given with schedule explicit"),
+        ({**ONE_OF_V, "virtual_stages": ((3, 0), (1, 2))}, "order: the order deadlocks"),
+        (
+            {**ONE_OF_V, "order": (ONE, (("sideways", 0),))},
+            "order[1][0]: unknown instruction 'sideways'",
+        ),
         ({"schedule": "explicit", "order": ()}, "order"),
         ({"schedule": "explicit", "order": (ONE,) * 3}, "order"),
-        ({"schedule": "envpipe"}, "extra_forwards"),
-        (
-            {"schedule": "envpipe", "num_microbatches": 4, "extra_forwards": (0, 2)},
-            "extra_forwards",
-        ),
+        (ENVPIPE, "extra_forwards"),
+        ({"extra_forwards": (1, 0)}, "extra_forwards"),
+        ({**ENVPIPE, "extra_forwards": (1,)}, "extra_forwards"),
+        ({**ENVPIPE, "extra_forwards": (1, -1)}, "extra_forwards"),
+        ({**ENVPIPE, "extra_forwards": (0, 2)}, "extra_forwards"),
         ({"virtual_stages": ((0,), (1,))}, "virtual_stages"),
         ({"other_orders": (OTHER,) * 17}, "other_orders"),
+        ({"other_orders": (OtherOrder(schedule="1f1b", line="a\nb"),)}, "other_orders"),
         ({"adaptation": "reconfigure"}, "adaptation"),
+        ({"adaptation": "frontier", "policy": "envelope"}, "adaptation"),
     ],
 )
-def test_a_job_out_of_bounds_names_its_field(changes: dict[str, Any], field: str) -> None:
+def test_a_job_that_cannot_be_planned_names_its_field(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidFieldError) as caught:
         check_spec(job_spec(**changes), load_gpu_window)
+    field, _, problem = said.partition(": ")
     assert caught.value.field == field
-    assert str(caught.value).startswith(f"{field}: ")
+    assert str(caught.value).startswith(f"{field}: {problem}")
     assert "\n" not in str(caught.value)
 
 
@@ -59,6 +77,7 @@ def test_the_bounds_themselves_are_allowed() -> None:
             "num_microbatches": MAX_NUM_MICROBATCHES,
         },
         {"blocking_power_w": (1.0, 2.0), **MEMORY},
+        {"policy": "envelope"},
     ):
         check_spec(job_spec(**changes), load_gpu_window)
 

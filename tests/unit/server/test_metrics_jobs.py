@@ -30,10 +30,8 @@ from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.prometheus.job_families import MOST_STAGES, JobsCollector, job_families
 from flyball_server.views.job_figures import NUM_FRESH, REMEMBERED_S, SharedReading
 from flyball_server.views.job_reading import KEPT_LABEL_S, OTHERS_PERIOD_S, JobReading
-from flyball_server.views.report import get_report
 from flyball_wire.closed_loop import MissedTarget
 from flyball_wire.plans.plan import PipelinePlan
-from flyball_wire.read_models import MeasuredIteration, StepClocks
 
 Samples = dict[tuple[str, ...], float]
 
@@ -314,27 +312,6 @@ def test_fresh_jobs_come_first(services: JobServices, shared: SharedReading, clo
     clock.now_s = 1.0
     read = {each.job_id for each in shared.overviews() if each.num_steps}
     assert read == set(ids[2:])
-
-
-def test_savings_equal_the_reports(services: JobServices, shared: SharedReading) -> None:
-    put_job(services, "job", first_step=10)
-    post(services, "job", range(10), plan_version=None)
-    post(services, "job", range(10, 20), energy_j=90.0)
-    found = shared.overview_of("job")
-    report = get_report(services, "job")
-    assert found.saved_j == report.saved_j
-    assert found.saving_percent == report.versions[-1].saving_percent
-    assert found.num_steps == report.num_steps == 20
-    # The first step after the change counts as one on the plan, though not for what is saved.
-    assert found.measured == MeasuredIteration(
-        clocks=StepClocks.PLAN,
-        version=1,
-        first_step=10,
-        last_step=19,
-        num_steps=10,
-        iteration_time_s=sum([0.9] * 10) / 10,
-        energy_j=180.0,
-    )
 
 
 def test_the_target_is_that_of_the_plan_that_runs_and_a_missed_one_is_named(

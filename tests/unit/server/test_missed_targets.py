@@ -6,8 +6,6 @@ stage 1 takes 15 % longer it is the bottleneck: 0.1 + 4 x 0.345 + 0.2 = 1.68 s.
 
 from __future__ import annotations
 
-import pickle
-
 import pytest
 from tests.planner.running import Running, slow, two_stages
 from tests.planner.use_cases import change_target, put_profile
@@ -17,7 +15,6 @@ from flyball_server.jobs.errors import PlanningFailedError
 from flyball_server.jobs.findings.announcements import withdraw_straggler
 from flyball_server.jobs.registry.inspection import get_job, notes
 from flyball_server.jobs.timetables import get_timetable
-from flyball_server.planning.errors import TargetUnreachableError
 from flyball_wire.closed_loop import MissedTarget
 from flyball_wire.messages import JobState
 from flyball_wire.plan_options import TargetChange
@@ -109,10 +106,3 @@ def test_a_power_budget_that_cannot_be_met_any_more_is_never_exceeded() -> None:
     with pytest.raises(PlanningFailedError, match="on average"):
         put_profile(job.services, "job", parse_stage_profile(csv))
     assert job.newest == before
-
-
-def test_the_nearest_target_crosses_from_a_planning_process() -> None:
-    error = TargetUnreachableError("no", field="target", nearest_target="deadline:1.68")
-    crossed = pickle.loads(pickle.dumps(error))  # noqa: S301 - of our own making
-    assert (crossed.message, crossed.field) == ("no", "target")
-    assert crossed.nearest_target == "deadline:1.68"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from threading import Semaphore
 
 import pytest
@@ -11,7 +10,6 @@ from tests.planner.running import NUM_MICROBATCHES, two_stages
 from tests.planner.samples import job_services, job_spec, rank_record
 from tests.planner.use_cases import put_profile, register_job
 
-from flyball_server.jobs.errors import InvalidFieldError
 from flyball_server.jobs.findings.announcements import announce_straggler
 from flyball_server.jobs.loop_state import JobLoopState
 from flyball_server.jobs.reconcile import order_advice
@@ -136,26 +134,3 @@ def test_inputs_that_change_meanwhile_are_compared_next(monkeypatch: pytest.Monk
     assert job.loop_state.order_comparison is None
     job.react()
     assert (job.num_solved, job.loop_state.order_advice is None) == (2, False)
-
-
-@pytest.mark.parametrize(
-    ("changes", "field"),
-    [
-        ({"schedule": "auto"}, "schedule"),
-        ({"schedule": "auto:envpipe"}, "schedule"),
-        ({"schedule": "envpipe"}, "extra_forwards"),
-        ({"extra_forwards": (1, 0)}, "extra_forwards"),
-        ({"schedule": "envpipe", "extra_forwards": (1,)}, "extra_forwards"),
-        ({"schedule": "envpipe", "extra_forwards": (1, -1)}, "extra_forwards"),
-        ({"schedule": "envpipe", "extra_forwards": (0, 3)}, "extra_forwards"),
-        ({"other_orders": ORDERS * 17}, "other_orders"),
-        ({"other_orders": (OtherOrder(schedule="1f1b", line="a\nb"),)}, "other_orders"),
-    ],
-)
-def test_an_order_that_is_not_known_before_the_first_step_is_refused(
-    monkeypatch: pytest.MonkeyPatch, changes: dict[str, object], field: str
-) -> None:
-    job = Compared(monkeypatch)
-    with pytest.raises(InvalidFieldError) as refused:
-        register_job(job.services, "other", replace(job.spec, **changes))  # type: ignore[arg-type]
-    assert refused.value.field == field

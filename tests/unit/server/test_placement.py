@@ -14,7 +14,6 @@ from tests.planner.use_cases import put_profile, register_job
 
 from flyball_profiles.clock_transitions import ClockTransitions
 from flyball_profiles.gpu_windows import load_gpu_window
-from flyball_server.jobs.errors import InvalidFieldError
 from flyball_server.jobs.findings import placement
 from flyball_server.jobs.findings.placement import SHORTEST_PERIOD_S, PlacementReconciler
 from flyball_server.jobs.planning_inputs import MeasuredDelays
@@ -135,17 +134,6 @@ def test_a_job_without_a_queue_or_with_a_given_number_keeps_its_plan(
         assert A100 is not None
         assert before == A100.of_queue(2)
         assert job.text == "2 GPUs of a node that change their clocks together (given)"
-
-
-@pytest.mark.parametrize("field", ["gpus_at_once", "gpus_in_node"])
-def test_a_number_without_effect_is_refused(field: str) -> None:
-    for options, problem in (
-        ({field: 2, "gpu": "a40"}, "has no effect: it needs the time of a call"),
-        ({field: 2, "transition_ms": 5.0}, "has no effect"),
-    ):
-        with pytest.raises(InvalidFieldError, match=problem) as raised:
-            Placed(**options)
-        assert raised.value.field == field
 
 
 def test_a_large_job_is_read_once_a_period(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -121,7 +121,7 @@ def test_a_run_of_one_rank_that_starts_over_is_woken_for_its_new_version() -> No
     assert get_first_step(services.jobs, "job", 2).first_step == 5
 
 
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(st.integers(0, 10**6), st.integers(0, 10**6), st.permutations([0, 0, 0, 1, 1, 1, 2, 2, 2]))
 def test_restarted_runs_get_a_near_step(ran_to: int, resumed_at: int, locks: list[int]) -> None:
     services = planned_services(num_ranks=3)
@@ -174,7 +174,7 @@ ACKNOWLEDGEMENTS = st.lists(
 )
 
 
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(ACKNOWLEDGEMENTS)
 def test_versions_get_first_steps_in_order(events: list[tuple[int, int, int, str]]) -> None:
     services = planned_services(num_ranks=3)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import cast
 
@@ -17,8 +17,6 @@ from tests.planner.use_cases import change_target, put_profile, register_job
 from flyball_profiles.stage_profile import StageProfile
 from flyball_profiles.stage_profile_csv import parse_stage_profile
 from flyball_server.jobs.errors import PlanningFailedError
-from flyball_server.jobs.planning_inputs import RankSlowdown
-from flyball_server.jobs.reconcile.plans import PlanReconciler
 from flyball_server.jobs.reconcile.reconfigurations import (
     PATIENCE_STEPS,
     STEPS_PER_WINDOW,
@@ -33,10 +31,9 @@ from flyball_server.jobs.store.sql.job_writer import JobWriter
 from flyball_server.jobs.versions.plan_versions import add_again, add_version
 from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_server.planning.policies.measured_reconfigure import FINISH_LIMIT
-from flyball_server.planning.stragglers.slowed_pipelines import SlowedRequest, make_slowed_plan
 from flyball_wire.measurements import InstructionReport, MeasurementDetail
 from flyball_wire.plan_options import PlanOptions, Policy, Reconfigure, TargetChange
-from flyball_wire.plans.plan import Plan, Slowdown
+from flyball_wire.plans.plan import Plan
 
 NUM_STAGES, NUM_MICROBATCHES = 3, 4
 CLOCKS_MHZ = (1400, 1300, 1200, 1100)
@@ -336,44 +333,3 @@ def test_waits_are_those_of_the_slowest_pipeline_with_or_without_microbatches(
     assert stages_of(last) == offline_plan(three_stages(), Reconfigure.BALANCED).stages
     assert [record.getMessage() for record in caplog.records] == warnings
     assert (last.version == 2) is bool(warnings), "the model decides at once"
-
-
-def slowdown_ranks(services: JobServices, *slowdowns: RankSlowdown) -> None:
-    """Plan the job for just these slow ranks."""
-    with services.store.writing("job") as writer:
-        writer.save_loop_state(writer.find_loop_state("job").evolve(detected=slowdowns))
-    PlanReconciler()(services, "job")
-
-
-@pytest.mark.parametrize("num_dp", [1, 2])
-def test_the_model_decides_while_a_rank_is_slow(services: JobServices, num_dp: int) -> None:
-    """Of two pipelines each gets its own clocks, which the loop cannot raise."""
-    pipeline = reconfigured_job(services, num_dp=num_dp)
-    slowdown_ranks(services, RankSlowdown(rank=0, slowdown=1.3))
-    slowed = newest(services)
-    wanted = make_slowed_plan(
-        SlowedRequest(
-            request=offline_request(three_stages(), Reconfigure.BALANCED),
-            slowdowns=(Slowdown(stage=0, dp_rank=0, slowdown=1.3),),
-            num_pipelines=num_dp,
-        )
-    )
-    assert slowed.plan.is_separate is (num_dp > 1)
-    assert asdict(slowed.plan) == asdict(wanted)
-    assert (slowed.version, slowed.measurement_detail) == (2, MeasurementDetail.TOTALS)
-    pipeline.take(2)
-    ReconfigurationReconciler()(services, "job")
-    assert newest(services).version == 2
-
-
-def test_the_loop_follows_a_slow_rank(services: JobServices, pipeline: PipelineOnPaper) -> None:
-    slowdown_ranks(services, RankSlowdown(rank=0, slowdown=1.3))
-    pipeline.take(2)
-    slowdown_ranks(services, RankSlowdown(rank=0, slowdown=1.0))
-    anew = newest(services)
-    assert (anew.version, anew.measurement_detail) == (3, MeasurementDetail.INSTRUCTIONS)
-    assert stages_of(anew) == offline_plan(three_stages(), Reconfigure.DEFAULT).stages
-    pipeline.take(3)
-    assert stages_of(run_to_the_end(services, pipeline)) == stages_of(
-        replace(anew, plan=offline_plan(three_stages(), Reconfigure.BALANCED))
-    )

@@ -45,6 +45,7 @@ def test_a_refusal_comes_back_with_its_kind_its_message_and_its_field(executor: 
     with pytest.raises(TargetUnreachableError) as caught:
         executor.submit(solves.refuse, "target").result(PATIENCE_S)
     assert (caught.value.field, caught.value.message) == ("target", "not to be met")
+    assert caught.value.nearest_target == "deadline:1.68"
     assert str(caught.value) == "target: not to be met"
 
 

@@ -13,7 +13,7 @@ from tests.unit.profiling.true_profiles import a100_truth, setup_of
 
 from flyball_server.planning.frontier_curve import make_frontier
 from flyball_server.planning.order_advice import advise_order
-from flyball_server.planning.planner import PlanRequest, make_plan, make_plan_only
+from flyball_server.planning.planner import PlanRequest, make_plan_only
 from flyball_server.planning.stragglers.slowed_pipelines import SlowedRequest, make_slowed_plan
 from flyball_server.profiling.moves import Finished, Probe, next_move
 from flyball_server.solving.processes import outcome_of
@@ -24,7 +24,6 @@ ORDER = (("forward", 0), ("backward", 0), ("forward", 1), ("backward", 1))
 OPTIONS = PlanOptions(blocking_power_w=(70.0,), effort=Effort.LOW)
 PLAIN = PlanRequest(profile=profile(), num_microbatches=2, options=OPTIONS)
 EXPLICIT = PLAIN.with_options(schedule="explicit", order=(ORDER, ORDER))
-AUTO = PLAIN.with_options(schedule="auto")
 
 
 def crossed(function: Callable[..., Any], *args: object) -> object:
@@ -35,25 +34,28 @@ def crossed(function: Callable[..., Any], *args: object) -> object:
     return outcome
 
 
-@pytest.mark.parametrize("request_", [PLAIN, EXPLICIT, AUTO], ids=["plain", "explicit", "auto"])
-def test_a_request_and_its_plan(request_: PlanRequest) -> None:
-    assert pickle.loads(pickle.dumps(request_)) == request_  # noqa: S301 - made here
-    assert crossed(make_plan_only, request_) == make_plan(request_).plan
+SLOWED = SlowedRequest(
+    request=PLAIN, slowdowns=(Slowdown(stage=0, dp_rank=1, slowdown=1.2),), num_pipelines=2
+)
+OTHER_ORDERS = {"1f1b": "", "envpipe": "{extra_forwards}"}
 
 
-def test_a_plan_for_uneven_pipelines() -> None:
-    slow = Slowdown(stage=0, dp_rank=1, slowdown=1.2)
-    slowed = SlowedRequest(request=PLAIN, slowdowns=(slow,), num_pipelines=2)
-    assert crossed(make_slowed_plan, slowed) == make_slowed_plan(slowed)
-
-
-def test_a_frontier() -> None:
-    assert crossed(make_frontier, PLAIN, 3) == make_frontier(PLAIN, 3)
-
-
-def test_an_advice() -> None:
-    asked = PLAIN.with_options(schedule="gpipe"), {"1f1b": "", "envpipe": "{extra_forwards}"}
-    assert crossed(advise_order, *asked) == advise_order(*asked)
+@pytest.mark.parametrize(
+    ("solve", "asked"),
+    [
+        (make_plan_only, (PLAIN,)),
+        (make_plan_only, (EXPLICIT,)),
+        (make_plan_only, (PLAIN.with_options(schedule="auto"),)),
+        (make_slowed_plan, (SLOWED,)),
+        (make_frontier, (PLAIN, 3)),
+        (advise_order, (PLAIN.with_options(schedule="gpipe"), OTHER_ORDERS)),
+    ],
+)
+def test_a_solve_in_another_process_is_the_same(
+    solve: Callable[..., object], asked: tuple[object, ...]
+) -> None:
+    assert pickle.loads(pickle.dumps(asked)) == asked  # noqa: S301 - made here
+    assert crossed(solve, *asked) == solve(*asked)
 
 
 def test_the_moves_of_online_profiling() -> None:

@@ -112,24 +112,23 @@ def changes_of(walk: Iterator[tuple[int, Slowdowns]]) -> list[tuple[int, Slowdow
 @pytest.mark.parametrize("is_shared", [False, True])
 def test_noise_of_two_percent_is_never_a_straggler_nor_drift(*, is_shared: bool) -> None:
     rng = random.Random(0)
-    noise = {(rank, step): 1 + rng.gauss(0, 0.02) for rank in range(2) for step in range(600)}
+    noise = {(rank, step): 1 + rng.gauss(0, 0.02) for rank in range(2) for step in range(300)}
     if is_shared:
-        walk = walked(ONE_PIPELINE, lambda rank, step, kind: noise[rank, step], 600)
+        walk = walked(ONE_PIPELINE, lambda rank, step, kind: noise[rank, step], 300)
     else:
-        walk = walked(ONE_PIPELINE, as_profiled, 600, rng=rng, clock_mhz=CLOCKS_MHZ[0])
+        walk = walked(ONE_PIPELINE, as_profiled, 300, rng=rng, clock_mhz=CLOCKS_MHZ[0])
     assert changes_of(walk) == []
 
 
-@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("slowdown", [1.08, 1.2])
 def test_a_straggler_that_comes_and_goes_is_two_changes_each_within_ten_steps(
-    seed: int, slowdown: float
+    slowdown: float,
 ) -> None:
     def factor(rank: int, step: int, kind: str) -> float:
         return slowdown if rank == 0 and 30 <= step < 130 else 1.0
 
     (came, found), (went, after) = changes_of(
-        walked(ONE_PIPELINE, factor, 200, rng=random.Random(seed))
+        walked(ONE_PIPELINE, factor, 200, rng=random.Random(0))
     )
     assert 34 <= came < 40
     assert 134 <= went < 140
@@ -143,14 +142,14 @@ def test_a_straggler_that_comes_and_goes_is_two_changes_each_within_ten_steps(
 def test_a_ratio_that_wanders_about_the_threshold_does_not_flap() -> None:
     rng = random.Random(0)
     wandering, level = [], 1.05
-    for _ in range(1000):
+    for _ in range(400):
         level += 0.1 * (1.05 - level) + rng.gauss(0, 0.004)
         wandering.append(min(1.075, max(1.03, level)))
 
     def factor(rank: int, step: int, kind: str) -> float:
         return wandering[step] if rank == 1 else 1.0
 
-    changes = changes_of(walked(ONE_PIPELINE, factor, 1000, rng=rng))
+    changes = changes_of(walked(ONE_PIPELINE, factor, 400, rng=rng))
     assert 1 <= len(changes) <= 3  # found once or twice, as a straggler or a drift, then left alone
 
 
@@ -213,7 +212,7 @@ def log_normal(rng: random.Random, scatter: float) -> float:
 
 
 @pytest.mark.parametrize(
-    ("num_pipelines", "num_steps", "scatter"), [(4, 300, 0.05), (24, 80, 0.2), (4, 300, 0.5)]
+    ("num_pipelines", "num_steps", "scatter"), [(4, 150, 0.05), (24, 40, 0.2), (4, 150, 0.5)]
 )
 def test_equal_ranks_whose_steps_differ_are_no_stragglers(
     num_pipelines: int, num_steps: int, scatter: float
@@ -225,9 +224,7 @@ def test_equal_ranks_whose_steps_differ_are_no_stragglers(
     assert not any(found.stragglers for _, found in walk)
 
 
-@pytest.mark.parametrize(
-    ("scatter", "slowdown", "most_steps"), [(0.005, 1.05, 10), (0.05, 1.25, 10), (0.2, 1.6, 30)]
-)
+@pytest.mark.parametrize(("scatter", "slowdown", "most_steps"), [(0.005, 1.05, 10), (0.2, 1.6, 30)])
 def test_a_slow_rank_is_found_among_steps_that_differ_and_forgotten_when_it_is_not(
     scatter: float, slowdown: float, most_steps: int
 ) -> None:

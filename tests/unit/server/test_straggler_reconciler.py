@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import pytest
-from tests.planner.one_rank import register_rank
-from tests.planner.running import NUM_MICROBATCHES, Running, two_stages
-from tests.planner.samples import job_spec, rank_record
-from tests.planner.use_cases import put_profile, register_job
+from tests.planner.running import Running, two_stages
+from tests.planner.use_cases import put_profile
 
 from flyball_server.jobs.errors import InvalidFieldError
 from flyball_server.jobs.findings.announcements import (
-    announce_straggler,
     list_stragglers,
     withdraw_straggler,
 )
 from flyball_server.jobs.reconcile import plans
 from flyball_server.jobs.reconcile.plans import PlanReconciler
-from flyball_server.jobs.registry.inspection import get_job, get_plan
+from flyball_server.jobs.registry.inspection import get_job
 from flyball_server.jobs.timetables import delete_timetable, get_timetable, put_timetable
 from flyball_server.jobs.versions.rank_plans import rank_instructions
 from flyball_server.jobs.wanted.wanted import LONGEST_PAUSE_S
-from flyball_wire.closed_loop import StragglerAnnouncement, Timetable, TimetableWindow
+from flyball_wire.closed_loop import Timetable, TimetableWindow
 from flyball_wire.messages import JobState
 from flyball_wire.plan_options import Policy
 from flyball_wire.plans.plan import Plan
@@ -114,18 +111,6 @@ def test_in_one_of_two_pipelines_it_gives_each_its_own_clocks() -> None:
     of_rank = {rank.rank: rank_instructions(job.plan, rank) for rank in job.ranks}
     assert of_rank[0] != of_rank[2]
     assert {item.frequency_mhz for item in of_rank[3]} == {1400}
-
-
-def test_a_job_without_a_profile_is_planned_for_it_once_that_comes(job: Running) -> None:
-    register_job(job.services, "other", job_spec(num_microbatches=NUM_MICROBATCHES))
-    register_rank(job.services, rank_record(1, job_id="other"))
-    announce_straggler(job.services, "other", StragglerAnnouncement(rank=1, slowdown=1.5))
-    PlanReconciler()(job.services, "other")
-    assert get_job(job.services, "other").job.state == JobState.AWAITING_PROFILE
-    put_profile(job.services, "other", two_stages())
-    plan = get_plan(job.services, "other", 1).plan
-    assert not plan.is_separate
-    assert plan.predicted.baseline_iteration_time_s > job.plan.predicted.baseline_iteration_time_s
 
 
 def night(target: str = "least-energy") -> Timetable:
