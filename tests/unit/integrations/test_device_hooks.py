@@ -204,21 +204,6 @@ def test_an_error_of_the_device_ends_the_step_and_is_logged_once(
     assert "no longer followed on the device: CUDA error" in record.getMessage()
 
 
-def test_what_was_launched_is_called_before_the_end_and_events_are_used_again() -> None:
-    device = Device()
-    hooks, session = stream_of(device)
-    for step in range(10):
-        launch_step(hooks.of(session), num_forwards=2)  # type: ignore[arg-type]
-        device.reach(*(float(6 * step + number) for number in range(6)))
-        session.wait_for(6 * (step + 1))
-    launch_step(hooks.of(session))  # type: ignore[arg-type]
-    device.reach(*(float(60 + number) for number in range(4)))
-    hooks.close()
-    assert len(session.log) == 64
-    assert session.log[-1] == "63.0 step ends"
-    assert device.num_events <= 8
-
-
 def test_a_device_that_never_ends_holds_the_end_up_only_so_long(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -268,30 +253,6 @@ def test_in_a_forked_child_nothing_is_called_and_nothing_hangs() -> None:
     device.reach(0.0, 1.0, 2.0, 3.0)
     assert len(session.wait_for(4)) == 4
     hooks.close()
-
-
-def test_with_synchronize_the_stream_is_waited_for_and_on_the_cpu_nothing() -> None:
-    waited: list[str] = []
-
-    def current_stream(device: torch.device) -> SimpleNamespace:
-        return SimpleNamespace(synchronize=lambda: waited.append(str(device)))
-
-    module = SimpleNamespace(current_stream=current_stream, Event=None)
-    hooks = DeviceHooks(torch.device("cuda", 3), "synchronize", device_module=module)
-    session = HookLog()
-    assert hooks.of(session) is session  # type: ignore[arg-type]
-    assert hooks.clock_s is None
-    assert waited == []  # asked for in each wait: training may change the stream
-    hooks.synchronize()
-    hooks.synchronize()
-    assert waited == ["cuda:3"] * 2
-    timings: tuple[Timing, ...] = ("stream", "synchronize")
-    for timing in timings:
-        hooks = DeviceHooks(torch.device("cpu"), timing)
-        assert hooks.of(session) is session  # type: ignore[arg-type]
-        assert hooks.clock_s is None
-        hooks.synchronize()
-        hooks.close()
 
 
 def test_a_session_sets_the_same_clocks_by_stream_as_at_once_and_while_the_host_is_ahead() -> None:

@@ -11,14 +11,13 @@ from hypothesis import strategies as st
 
 pytest.importorskip("deepspeed", reason="needs the extra 'deepspeed'")
 
-from tests.p2p_checker.checker import Deadlock, PipelineChecker, Window
+from tests.p2p_checker.checker import PipelineChecker, Window
 from tests.unit.planning.tiny_pipelines import B, F, operating_points, profile_of
 
 from flyball_integrations.deepspeed.engine_order import OrderedP2P, PlannedSchedule
 from flyball_pipeline.errors import PipelineError
 from flyball_pipeline.instruction import Instruction, equal_stages
 from flyball_pipeline.schedule import Schedule
-from flyball_pipeline.schedules.envpipe import default_extra_forwards
 from flyball_pipeline.schedules.one_f_one_b import warmup_then_alternate
 from flyball_server.planning.scheduling import ActivationMemory, ScheduleContext, schedule_for
 
@@ -109,25 +108,11 @@ def test_a_pulled_list_sends_where_the_neighbour_receives() -> None:
     assert written(last) == "ra0 L0 F0 B0 sg0 ra0 L0 F0 B0 sg0 ra0 L0 F0 B0 sg0 T R O"
 
 
-def test_1f1b_with_extra_forwards_deadlocks_where_eager_sends_wait() -> None:
-    eager = schedules(ENVPIPE, "eager")
-    with pytest.raises(Deadlock):
-        PipelineChecker(eager, sends="waiting").run()
-
-
 @pytest.mark.parametrize("p2p", ["eager", "pulled"])
 def test_an_order_that_waits_for_itself_is_refused_in_words(p2p: OrderedP2P) -> None:
     ahead = order(2, "F0 B0 F1 B1", "F0 F1 B0 B1")
     with pytest.raises(PipelineError, match="the order deadlocks: stage 0 waits forever before"):
         PlannedSchedule(ahead, stage_id=0, p2p=p2p)
-
-
-def test_by_default_a_stage_has_one_forward_more_for_each_later_stage() -> None:
-    assert default_extra_forwards(4, 12) == (3, 2, 1, 0)
-    assert default_extra_forwards(4, 7) == (3, 2, 1, 0)
-    assert default_extra_forwards(4, 6) == (2, 2, 1, 0)
-    assert default_extra_forwards(4, 2) == (0, 0, 0, 0)
-    assert default_extra_forwards(1, 2) == (0,)
 
 
 # ------------------------------------------------------------------ properties
@@ -150,26 +135,6 @@ def test_every_order_either_runs_right_or_is_refused(
             run(order, p2p)
         return
     assert run(order, p2p).most_in_flight == list(order.peak_activations)
-
-
-@given(
-    num_stages=st.integers(2, 6),
-    num_microbatches=st.integers(1, 12),
-    extras=st.lists(st.integers(0, 8), min_size=6, max_size=6),
-)
-def test_a_buffer_is_held_no_longer_than_its_microbatch_needs(
-    num_stages: int, num_microbatches: int, extras: list[int]
-) -> None:
-    falling = sorted(extras[: num_stages - 1], reverse=True)
-    counts = [num_stages - stage + extra for stage, extra in enumerate([*falling, 0])]
-    order = in_front(num_microbatches, counts)
-    in_flight = order.peak_activations
-    for own, planned in zip(in_flight, schedules(order, "eager"), strict=True):
-        assert planned.num_pipe_buffers() == own
-    for stage, planned in enumerate(schedules(order, "pulled")):
-        # A gradient waits until the stage before takes it, an input with it.
-        own, before = in_flight[stage], in_flight[max(0, stage - 1)]
-        assert own <= planned.num_pipe_buffers() <= max(before, own)
 
 
 @st.composite

@@ -21,8 +21,7 @@ from tests.unit.integrations.torch_world import (
 from torch import nn
 from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe, schedules
 
-from flyball_integrations.torch.pipelining import attach, detach, registration_of
-from flyball_wire.messages import JobRegistration
+from flyball_integrations.torch.pipelining import attach, detach
 
 pytestmark = pytest.mark.usefixtures("no_settings")
 
@@ -113,9 +112,6 @@ def test_a_function_that_computes_in_the_place_of_a_stage_is_refused() -> None:
     ("owner", "name"),
     [
         (schedules, "_wait_batch_p2p"),
-        (schedules._PipelineSchedule, "_maybe_compute_loss"),
-        (schedules._Action, "sub_actions"),
-        (schedules.PipelineScheduleSingle, "_initialize_stage"),
         (schedules.PipelineScheduleMulti, "_initialize_stages"),
     ],
 )
@@ -181,31 +177,6 @@ def test_a_torch_whose_runtime_cannot_be_made_is_found_before_training(
 
 
 # ------------------------------------------------------------------ orders
-
-
-def test_any_order_that_was_loaded_into_torchs_runtime_is_registered() -> None:
-    runtime = _runtime([stage_of_one(0, 2), stage_of_one(1, 2)])
-    actions = [schedules._Action.from_str(text) for text in ("0F0", "1F0", "1I0", "0B0", "1W0")]
-    runtime._prepare_schedule_with_comms({0: [None, *actions]})
-    registration = registration_of(runtime)
-    assert registration.schedule == "explicit"
-    assert registration.order == (
-        (
-            *(("forward", 0, 0), ("forward", 0, 1), ("backward_input", 0, 1)),
-            *(("backward", 0, 0), ("backward_weight", 0, 1)),
-        ),
-    )
-
-
-def test_a_job_says_which_classes_run_other_orders(registered: list[JobRegistration]) -> None:
-    schedule = schedule_in_chunks()
-    attach(schedule, job_id="job", gpu=RecordingGpu(), planner_url="http://127.0.0.1:9")
-    detach(schedule)
-    lines = [other.line for other in registered[0].other_orders]
-    for line in lines:
-        of_class = line.partition("(")[0]
-        assert hasattr(schedules, of_class), of_class
-    assert sum("extra_forwards=[{extra_forwards}]" in line for line in lines) == 1
 
 
 def _runtime(stages: list[Any], num_microbatches: int = 1) -> Any:  # noqa: ANN401 - torch's

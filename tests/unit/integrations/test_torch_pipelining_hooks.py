@@ -67,28 +67,6 @@ def test_the_loss_is_part_of_the_last_stages_forward() -> None:
     ]
 
 
-def test_a_loss_that_torch_computes_in_another_way_ends_with_the_next_computation() -> None:
-    hooks, schedule = HookLog(), schedule_of_one(num_microbatches=1)
-    with _patched(schedule, hooks):
-        own = type(schedule)._maybe_compute_loss.__get__(schedule)
-        vars(schedule)["_maybe_compute_loss"] = own
-        train(schedule)
-    assert hooks.log == [
-        *("step begins", "forward 0 of 0", "forward 0 of 0 ends"),
-        *("backward 0 of 0", "backward 0 of 0 ends", "step ends"),
-    ]
-
-
-def test_the_device_is_waited_for_before_each_hook() -> None:
-    hooks, schedule = HookLog(), schedule_of_one(num_microbatches=1)
-    with _patched(schedule, hooks, synchronize=lambda: hooks.log.append("device")):
-        train(schedule)
-    assert hooks.log == [
-        *("step begins", "device", "forward 0 of 0", "device", "forward 0 of 0 ends"),
-        *("device", "backward 0 of 0", "device", "backward 0 of 0 ends", "step ends"),
-    ]
-
-
 def test_a_step_that_fails_is_told_and_the_next_one_is_hooked_again() -> None:
     hooks, schedule = HookLog(), schedule_of_one(num_microbatches=1)
     train(schedule)
@@ -160,15 +138,6 @@ def test_a_computations_receive_lasts_from_its_first_wait_until_it_begins() -> N
         waits.before(PatchedInstruction("backward", 2, 1))
         schedules._wait_batch_p2p([_Work(clock, 0.25)])
     assert told == [("receive", "forward", 2.5, 3, 1), ("send", "backward", 0.25, 2, 1)]
-
-
-def test_torchs_waits_are_its_own_again_after_a_step_that_failed() -> None:
-    own = schedules._wait_batch_p2p
-    waits = WaitTimes(TransferTimer(lambda *_, **__: None, clock_s=HandClock().now_s))
-    with pytest.raises(KeyError), waits.in_force():
-        assert schedules._wait_batch_p2p is not own
-        raise KeyError
-    assert schedules._wait_batch_p2p is own
 
 
 class _Work:

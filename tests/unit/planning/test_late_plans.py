@@ -26,11 +26,8 @@ from flyball_profiles.clock_transitions import ClockTransitions
 from flyball_profiles.examples import load_example_profile
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.planning.data_parallel import make_data_parallel_plan
-from flyball_server.planning.documents.recorded_plan import model_of_plan
-from flyball_server.planning.errors import TargetUnreachableError
 from flyball_server.planning.frontier.reserve import with_reserve
 from flyball_server.planning.frontier.solver import DeadlineSolver
-from flyball_server.planning.frontier.transition_search import TransitionSearch
 from flyball_server.planning.frontier_curve import late_plans, make_frontier
 from flyball_server.planning.model.array_dag import earliest_finishes_s
 from flyball_server.planning.model.joint_model import join_pipelines
@@ -71,13 +68,10 @@ AROUND: dict[str, Any] = {"tail_ms": 500.0, "transfer_ms": (250.0,)}
     ("delay_ms", "target", "around"),
     [
         (0.0, "fastest", AROUND),
-        (0.0, "least-energy", {}),
         (100.0, "fastest", {}),
-        (100.0, "slowdown:0.05", AROUND),
         (300.0, "slowdown:0.05", {}),
         (1300.0, "least-energy", {}),
         (1300.0, "slowdown:0.05", AROUND),
-        (3000.0, "fastest", {}),
     ],
 )
 def test_plan_bound_and_frontier_against_all_plans(
@@ -114,68 +108,13 @@ def test_plan_bound_and_frontier_against_all_plans(
     assert (curve.transitions is None) is (delay_ms == 0)
 
 
-def test_clocks_on_paths_that_are_too_long_are_raised_until_the_plan_is_in_time() -> None:
-    request = request_of(four_stages(), 4, effort=Effort.LOW)
-    at_once = make_plan(request)
-    model = replace(at_once.model, transitions=ClockTransitions.exact(0.02))
-    search = TransitionSearch(model, 1.0, request.options)
-    deadline_s = at_once.plan.predicted.baseline_iteration_time_s
-    assert search.times_s([at_once.assignment])[0] > deadline_s * 1.001
-    raised = search.raised(at_once.assignment, deadline_s)
-    assert search.times_s([raised])[0] <= deadline_s * (1 + 1e-9)
-    # Others keep theirs.
-    saved_j = at_once.plan.predicted.baseline_energy_j - search.energy_j(raised)
-    assert saved_j > 0.5 * (
-        at_once.plan.predicted.baseline_energy_j - at_once.plan.predicted.energy_j
-    )
-
-
-@pytest.mark.parametrize("options", [{"transition_ms": 20.0}, {"max_switches": 12}])
-def test_orders_are_compared_with_the_times_and_limits_of_their_clock_changes(
-    options: dict[str, object],
-) -> None:
-    """All of them for the deadline of 1F1B."""
-    request = request_of(four_stages(), 6, effort=Effort.LOW, **options)
-    plan = make_plan(request.with_options(schedule="auto:envpipe,gpipe")).plan
-    in_time = request.with_options(target=f"deadline:{plan.predicted.baseline_iteration_time_s!r}")
-    alone = {
-        name: make_plan(in_time.with_options(schedule=name)).plan for name in ("1f1b", "envpipe")
-    }
-    considered = {one.schedule: one for one in plan.considered}
-    assert plan.schedule == min(alone, key=lambda name: alone[name].predicted.energy_j)
-    for name, one in alone.items():
-        assert considered[name].energy_j == pytest.approx(one.predicted.energy_j)
-        assert considered[name].iteration_time_s == pytest.approx(one.iteration_time_s)
-    assert plan.predicted.energy_j == pytest.approx(alone[plan.schedule].predicted.energy_j)
-    assert plan.slowdown_percent <= 1e-6
-    assert plan.num_switches <= 12 or "max_switches" not in options
-
-
-@pytest.mark.parametrize("share", [0.7, 0.95])
-def test_a_power_budget_is_kept_with_late_changes(share: float) -> None:
-    """The plan for changes at once draws too much once they are late at 0.7, not at 0.95."""
-    request = request_of(four_stages(), 4, effort=Effort.LOW)
-    baseline = make_plan(request.with_options(policy=Policy.BASELINE)).plan
-    budget_w = share * baseline.predicted.energy_j / baseline.iteration_time_s
-    target = f"power:{budget_w}"
-    at_once = make_plan(request.with_options(target=target))
-    plan = make_plan(request.with_options(target=target, transition_ms=20.0)).plan
-    late_s, late_j = time_and_energy(
-        replace(at_once.model, transitions=ClockTransitions.exact(0.02)), at_once.assignment
-    )
-    assert plan.predicted.energy_j / plan.iteration_time_s <= budget_w
-    assert (late_j / late_s > budget_w) == (share == 0.7)
-    if share == 0.95:
-        assert plan.iteration_time_s <= late_s
-
-
-@pytest.mark.parametrize("target", ["slowdown:0.1", "power:700"])
+@pytest.mark.parametrize("target", ["slowdown:0.1", "power:600"])
 def test_where_changes_take_longer_than_instructions_no_plan_loses_to_one_clock_per_stage(
     target: str,
 ) -> None:
     """Forwards of 5 ms, changes of 50."""
     profile = changed_points(
-        four_stages(),
+        load_example_profile().select_stages((0, 2, 7)),
         lambda _, one: replace(one, time_s=one.time_s / 10, energy_j=one.energy_j / 10),
     )
     options = {"schedule": "gpipe", "transition_ms": 50.0, "effort": Effort.LOW}
@@ -216,9 +155,8 @@ def test_with_a_reserve_no_plan_that_keeps_it_and_is_no_faster_is_below_the_boun
     assert bound_j >= 0.85 * solved.plan.predicted.energy_j
 
 
-@pytest.mark.parametrize("starts_settled", [True, False])
-def test_where_delays_vary_a_plan_is_in_time_for_any_of_them(starts_settled: bool) -> None:
-    times = delays((0.003, 0.005, 0.0065), starts_settled=starts_settled)
+def test_where_delays_vary_a_plan_is_in_time_for_any_of_them() -> None:
+    times = delays((0.003, 0.005, 0.0065), starts_settled=False)
     profile = changed_points(
         four_stages(),
         lambda _, one: replace(one, time_s=one.time_s / 4, energy_j=one.energy_j / 4),
@@ -235,19 +173,6 @@ def test_where_delays_vary_a_plan_is_in_time_for_any_of_them(starts_settled: boo
         < solved.plan.predicted.saving_percent
         < exact.predicted.saving_percent + 0.1
     )
-
-
-def test_a_deadline_that_no_clock_change_could_meet_is_refused_with_the_nearest() -> None:
-    request = three_clocks_request(transition_ms=100.0, target="deadline:8")
-    with pytest.raises(TargetUnreachableError, match=r"no plan takes 8 s; the fastest takes"):
-        make_plan(request)
-
-
-def test_a_plan_without_a_change_keeps_its_bound() -> None:
-    request = request_of(equal_profile(1), 2, target="least-energy")
-    late = make_plan(request.with_options(transition_ms=LATE_MS)).plan
-    assert late.num_switches == 0
-    assert late.predicted.lower_bound_j == make_plan(request).plan.predicted.lower_bound_j
 
 
 def test_the_bound_of_a_plan_that_comes_late_is_on_the_tangent() -> None:
@@ -325,19 +250,6 @@ def test_the_average_power_counts_the_tail() -> None:
     assert plan.iteration_time_s == pytest.approx(fastest_s, rel=1e-9)
 
 
-def test_a_tail_alone_changes_no_clock() -> None:
-    request = request_of(equal_profile(3), 4)
-    plain, tailed = make_plan(request), make_plan(request.with_options(tail_ms=500.0))
-    assert tailed.plan.stages == plain.plan.stages
-    assert tailed.plan.iteration_time_s == pytest.approx(plain.plan.iteration_time_s + 0.5)
-    waited_j = 0.5 * sum(plain.model.stage_blocking_power_w)
-    assert tailed.plan.predicted.energy_j == pytest.approx(plain.plan.predicted.energy_j + waited_j)
-    assert plain.plan.predicted.lower_bound_j is not None
-    assert tailed.plan.predicted.lower_bound_j == pytest.approx(
-        plain.plan.predicted.lower_bound_j + waited_j
-    )
-
-
 def test_a_slowdown_factor_scales_instructions_and_no_delay_of_any_kind() -> None:
     model = replace(example_model(2), transitions=ClockTransitions.exact(0.02))
     assignment = [4 * (node % 2) for node in range(model.dag.num_nodes)]
@@ -347,25 +259,6 @@ def test_a_slowdown_factor_scales_instructions_and_no_delay_of_any_kind() -> Non
     assert simulate(twice, assignment).iteration_time_s == pytest.approx(
         2 * simulate(half, assignment).iteration_time_s
     )
-
-
-def test_a_model_of_a_plan_keeps_its_tail_and_transfers() -> None:
-    request = request_of(equal_profile(3), 4, tail_ms=20.0, transfer_ms=(1.0, 2.0))
-    plan = make_plan(request).plan
-    assert (plan.tail_s, plan.transfer_s) == (0.02, (0.001, 0.002))
-    model, assignment = model_of_plan(request.profile, plan)
-    assert time_and_energy(model, assignment) == (plan.iteration_time_s, plan.predicted.energy_j)
-    with refuses("transfer_ms", "3 values for 3 stages"):
-        model_of_plan(request.profile, replace(plan, transfer_s=(0.001,) * 3))
-
-
-def test_other_stages_than_neighbours_are_as_far_as_the_farthest() -> None:
-    dag = model_of(equal_profile(3), 2).dag
-    joined = replace(dag, data_predecessor=tuple(range(-1, dag.num_nodes - 1)))
-    delays_s = joined.with_delays(0.0, (1.0, 2.0)).input_delay_s
-    assert [delays_s[4], delays_s[8]] == [1.0, 2.0]
-    far = replace(dag, data_predecessor=(-1, *[dag.num_nodes - 1] * (dag.num_nodes - 1)))
-    assert far.with_delays(0.0, (1.0, 2.0)).input_delay_s[1] == 2.0
 
 
 def test_a_tail_of_iterations_that_never_end_is_refused() -> None:

@@ -34,7 +34,6 @@ from .tiny_pipelines import (
     Shape,
     W,
     any_contexts,
-    any_models,
     any_shapes,
     context_of,
     equal_profile,
@@ -273,14 +272,6 @@ def test_each_instruction_waits_for_the_data_that_it_needs(
     assert dag.data_predecessor == expected
 
 
-@given(any_models())
-def test_the_topological_order_has_every_node_after_its_predecessors(model: PipelineModel) -> None:
-    position = {node: index for index, node in enumerate(model.dag.topological_order)}
-    assert sorted(position) == list(range(model.dag.num_nodes))
-    for node in range(model.dag.num_nodes):
-        assert all(position[before] < position[node] for before in model.dag.predecessors(node))
-
-
 @pytest.mark.parametrize(
     ("num_microbatches", "stages", "virtual_stages"),
     [
@@ -296,13 +287,6 @@ def test_an_order_that_waits_for_itself_is_refused(
 ) -> None:
     with refuses("schedule", "deadlocks: stage "):
         dag_of(*stages, num_microbatches=num_microbatches, virtual_stages=virtual_stages)
-
-
-def test_backwards_in_another_order_than_they_arrive_only_wait() -> None:
-    dag = dag_of(
-        [(F, 0), (F, 1), (B, 1), (B, 0)], [(F, 0), (B, 0), (F, 1), (B, 1)], num_microbatches=2
-    )
-    assert dag.topological_order[-2:] == (2, 3)
 
 
 def test_in_a_steady_state_a_stage_has_a_node_for_each_kind_and_waits_for_itself_alone() -> None:

@@ -9,10 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flyball_pipeline.instruction import Instruction
-from flyball_pipeline.schedule import Schedule
 from flyball_server.planning.documents.plan_text import plan_rows
-from flyball_server.planning.model.pipeline_model import PipelineModel, build_model
+from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_server.planning.model.simulator import Simulation, simulate
 
 from .oracles import event_driven_finish_s, planned_schedule
@@ -41,19 +39,6 @@ def test_two_stages_and_two_microbatches_run_as_on_paper() -> None:
     assert simulation.critical_path == (0, 4, 5, 6, 7, 3)
     assert simulation.iteration_time_s == 9
     assert simulation.bubble_fraction == pytest.approx(1 / 3, abs=1e-15)
-
-
-def test_a_split_backward_holds_its_activation_until_the_weight_part() -> None:
-    """F0 I0 F1 W0 I1 W1: microbatch 0 is still held when F1 starts."""
-    units = [(F, 0), (I, 0), (F, 1), (W, 0), (I, 1), (W, 1)]
-    schedule = Schedule(
-        name="weights later",
-        num_microbatches=2,
-        stages=(tuple(Instruction(*unit) for unit in units),),
-    )
-    parts = {kind: [(2, 1.0, 1.0), (1, 2.0, 1.0)] for kind in (F, I, W)}
-    model = build_model(profile_of([parts]), schedule, (5.0,))
-    assert simulate(model, model.baseline()).peak_activations == (2,)
 
 
 def test_instructions_of_nanoseconds_have_a_true_critical_path() -> None:
@@ -278,9 +263,3 @@ def test_a_row_a_stage_with_clock_wait_and_the_critical_path_in_brackets() -> No
         "Stage 0 | [F0 1980 0.0]   F1 900 0.0     B0 1980 15.0  [B1 1980 10.0]\n"
         "Stage 1 | [F0 1980 10.0] [B0 1980 0.0]  [F1 1980 0.0]  [B1 1980 0.0]"
     )
-
-
-def test_parts_of_a_split_backward_have_letters_of_their_own() -> None:
-    parts = {kind: [(2, 0.001, 1.0), (1, 0.002, 1.0)] for kind in (F, I, W)}
-    model = model_of(profile_of([parts]), 1)
-    assert text_of(model, model.baseline()) == "Stage 0 | [F0 2 0.0] [I0 2 0.0] [W0 2 0.0]"

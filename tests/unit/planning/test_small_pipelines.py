@@ -251,7 +251,7 @@ def test_without_any_search_the_plan_of_a_tiny_pipeline_is_the_best_of_all(
     assert time_and_energy(model, plan.assignment) == (plan.iteration_time_s, plan.energy_j)
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(enumerable_models(), st.data())
 def test_late_plans_of_tiny_pipelines_are_the_best_of_all_and_the_bound_is_below_all_of_them(
     model: PipelineModel, data: st.DataObject

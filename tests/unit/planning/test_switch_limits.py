@@ -21,7 +21,6 @@ from tests.unit.planning.tiny_pipelines import (
 from flyball_profiles.clock_transitions import ClockTransitions
 from flyball_profiles.examples import load_example_profile
 from flyball_server.planning.errors import TargetUnreachableError
-from flyball_server.planning.frontier_curve import make_frontier
 from flyball_server.planning.model.late_clocks import LateClockSimulator
 from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_server.planning.planner import make_plan, model_of_request
@@ -93,7 +92,6 @@ def test_limits_are_kept_where_there_is_no_deadline(early_requests: bool) -> Non
 @pytest.mark.parametrize(
     ("dwell_ms", "options"),
     [
-        (0.0, {}),
         (100.0, {"transition_ms": 5.0, "tail_ms": 30.0}),
         (60_000.0, {"transition_ms": 5.0, "tail_ms": 30.0}),
     ],
@@ -106,9 +104,6 @@ def test_a_clock_stays_as_long_as_it_has_to(dwell_ms: float, options: dict[str, 
         one_s * 1e3 >= dwell_ms * (1 - 1e-9) for one_s in dwells_s(solved.model, solved.assignment)
     )
     assert solved.plan.slowdown_percent <= 1e-6
-    if dwell_ms == 0:
-        free = make_plan(request.with_options(min_dwell_ms=None)).plan
-        assert solved.plan.stages == free.stages
     if dwell_ms == 60_000:
         assert solved.plan.num_switches == 0
     assert solved.plan.predicted.lower_bound_j is not None
@@ -137,12 +132,6 @@ def test_a_deadline_that_only_more_changes_meet_is_refused() -> None:
     assert make_plan(request).plan.num_switches == 4
     with pytest.raises(TargetUnreachableError, match="the fastest found takes 7 s"):
         make_plan(request.with_options(max_switches=0))
-
-
-def test_a_frontier_is_the_one_without_limits() -> None:
-    request = three_clocks_request(transition_ms=100.0)
-    limited = request.with_options(max_switches=1, min_dwell_ms=500.0)
-    assert make_frontier(limited, 5) == make_frontier(request, 5)
 
 
 def test_the_calls_of_a_node_limit_the_clock_changes_of_an_iteration() -> None:

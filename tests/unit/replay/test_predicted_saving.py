@@ -116,7 +116,6 @@ def test_too_few_runs_save_nothing() -> None:
     ("name", "saving_percent"),
     [
         ("bert-huge-uncased+a100", 13.2),
-        ("bert-huge-uncased+a40", 18.8),
         ("gpt3-xl+a100", 13.1),
         ("wide-resnet101_8+a40", 21.5),
     ],

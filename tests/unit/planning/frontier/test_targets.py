@@ -13,7 +13,6 @@ from tests.unit.planning.oracles import every_plan
 from tests.unit.planning.tiny_pipelines import (
     enumerable_models,
     equal_profile,
-    example_model,
     request_of,
 )
 
@@ -23,7 +22,7 @@ from flyball_server.planning.frontier.solver import DeadlineSolver
 from flyball_server.planning.frontier.targets import plan_for_target
 from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_server.planning.model.simulator import time_and_energy
-from flyball_server.planning.planner import PlanRequest, make_plan, model_of_request
+from flyball_server.planning.planner import make_plan
 from flyball_wire.plan_options import Effort
 from flyball_wire.plans.plan import Plan
 from flyball_wire.targets import parse_target
@@ -39,11 +38,6 @@ def plan(target: str) -> Plan:
     return make_plan(request_of(equal_profile(2), 2, target=target, effort=Effort.LOW)).plan
 
 
-@pytest.mark.parametrize("target", ["fastest", "power:100000"])
-def test_the_fastest_takes_no_longer_than_the_baseline(target: str) -> None:
-    assert plan(target).iteration_time_s == BASELINE_S
-
-
 def test_the_least_energy_is_every_instruction_at_its_valley() -> None:
     # 8 instructions: 4 x (8 J + 20 J) busy, 2 stages x 11.25 s less 2 x 7.5 s busy at 5 W.
     least = plan("least-energy")
@@ -55,16 +49,6 @@ def test_the_least_energy_is_every_instruction_at_its_valley() -> None:
 def test_more_time_than_the_least_energy_takes_is_not_used(target: str) -> None:
     assert plan(target).predicted.energy_j == pytest.approx(plan("least-energy").predicted.energy_j)
     assert plan(target).iteration_time_s <= SLOWEST_S * (1 + 1e-9)
-
-
-def test_a_deadline_that_rounding_puts_before_the_fastest_time_is_that_time() -> None:
-    solver = DeadlineSolver(example_model(4))
-    fastest_s = solver.fastest_time_s
-    at, before = (
-        plan_for_target(solver, parse_target("fastest"), deadline_s, 50)
-        for deadline_s in (fastest_s, math.nextafter(fastest_s, 0.0))
-    )
-    assert (before.iteration_time_s, before.energy_j) == (at.iteration_time_s, at.energy_j)
 
 
 @pytest.mark.parametrize(
@@ -87,16 +71,6 @@ def test_an_unreachable_target_names_the_nearest_and_that_is_granted(
 WITHIN = 1.01
 
 
-def example_request(num_microbatches: int) -> PlanRequest:
-    return request_of(
-        load_example_profile(), num_microbatches, blocking_power_w=(83.64,), effort=Effort.LOW
-    )
-
-
-def planned(request: PlanRequest, budget_w: float) -> Plan:
-    return make_plan(request.with_options(target=f"power:{budget_w!r}")).plan
-
-
 def computing_draws_more_than_waiting(model: PipelineModel) -> PipelineModel:
     """The model with a blocking power that is nowhere above what an instruction draws."""
     least_w = [math.inf] * len(model.num_ranks)
@@ -106,66 +80,12 @@ def computing_draws_more_than_waiting(model: PipelineModel) -> PipelineModel:
     return replace(model, blocking_power_w=tuple(map(min, model.blocking_power_w, least_w)))
 
 
-def test_a_budget_that_one_clock_for_all_meets_is_met_sooner() -> None:
-    request = example_request(4)
-    model = model_of_request(request)
-    for choice in range(0, len(model.points[0]), 20):
-        time_s, energy_j = time_and_energy(model, [choice] * model.dag.num_nodes)
-        plan = planned(request, energy_j / time_s)
-        assert plan.predicted.energy_j / plan.iteration_time_s <= energy_j / time_s
-        assert plan.iteration_time_s <= time_s
-        assert plan.predicted.lower_bound_j is not None
-        assert plan.predicted.lower_bound_j <= plan.predicted.energy_j
-
-
-def test_the_least_power_is_granted_and_below_it_refused() -> None:
-    request = example_request(12)
-    with pytest.raises(TargetUnreachableError) as refused:
-        planned(request, 1400.0)
-    found = re.search(r"the least is ([\d.]+) W", refused.value.message)
-    assert found
-    plan = planned(request, float(found.group(1)))
-    assert plan.predicted.energy_j / plan.iteration_time_s == pytest.approx(1412.0, abs=0.1)
-    assert plan.iteration_time_s == pytest.approx(4.327, abs=1e-3)
-
-
-def test_a_larger_budget_is_faster_and_nearly_as_fast_as_any_plan_can_be() -> None:
-    request = example_request(8)
-    solver = DeadlineSolver(model_of_request(request))
-    budgets_w = [1450.0, 1550.0, 1780.0]
-    times_s = [planned(request, budget_w).iteration_time_s for budget_w in budgets_w]
-    assert times_s == sorted(set(times_s), reverse=True)
-    for budget_w, time_s in list(zip(budgets_w, times_s, strict=True))[1:]:
-        # Of a plan a hundredth faster the bound itself is over the budget.
-        faster_s = 0.99 * time_s
-        assert solver.relax(faster_s).lower_bound_j / faster_s > budget_w
-
-
-def test_a_larger_power_budget_never_makes_a_plan_slower() -> None:
-    """Few clocks and microbatches: plans change in large steps."""
-    profile = load_example_profile().select_stages((0, 1, 2, 3))
-    few_clocks = replace(
-        profile,
-        points={
-            key: tuple(point for point in points if point.frequency_mhz in {1410, 1110, 855})
-            for key, points in profile.points.items()
-        },
-    )
-    request = request_of(few_clocks, 4, blocking_power_w=(83.64,), effort=Effort.LOW)
-    budgets_w = (840, 950)
-    plans = [make_plan(request.with_options(target=f"power:{w}")).plan for w in budgets_w]
-    times_s = [plan.iteration_time_s for plan in plans]
-    assert times_s == sorted(times_s, reverse=True)
-    assert times_s[0] == pytest.approx(1.1744, abs=1e-3)
-    for plan in plans:
-        assert plan.predicted.energy_j / plan.iteration_time_s <= float(
-            plan.target.removeprefix("power:")
-        )
-
-
 def test_with_a_reserve_the_bound_holds_and_the_budget_too() -> None:
-    plan = planned(example_request(4).with_options(reserve=0.02), 1400.0)
-    assert plan.predicted.energy_j / plan.iteration_time_s <= 1400.0
+    profile, budget_w = load_example_profile().select_stages((0, 3, 7)), 600.0
+    options = {"blocking_power_w": (83.64,), "reserve": 0.02, "effort": Effort.LOW}
+    plan = make_plan(request_of(profile, 4, target=f"power:{budget_w}", **options)).plan
+    assert plan.predicted.energy_j / plan.iteration_time_s <= budget_w
+    assert plan.iteration_time_s > plan.predicted.baseline_iteration_time_s
     assert plan.predicted.lower_bound_j is not None
     assert 0 < plan.predicted.lower_bound_j <= plan.predicted.energy_j
 
