@@ -21,6 +21,7 @@ from flyball_integrations.deepspeed import pipeline
 from flyball_integrations.deepspeed.config_file import attach_configured, read_attachment
 from flyball_integrations.deepspeed.pipeline import attach, detach, microbatches
 from flyball_integrations.shared import attachment
+from flyball_integrations.shared.attach_options import AttachOptions
 from flyball_wire import routes
 from flyball_wire.messages import JobRegistration
 
@@ -229,6 +230,31 @@ def test_the_environment_gives_it_an_emulated_gpu_and_the_envpipe_import_too(
     detach(made)
     assert [registration.emulated for registration in registered] == [True, True]
     assert opened.log == []  # no real one
+
+
+@pytest.mark.usefixtures("opened")
+@pytest.mark.parametrize(
+    ("options", "power_w"),
+    [
+        ({"gpu_type": "a40"}, 70.38),
+        ({"blocking_power_w": (50.0, 60.0)}, 60.0),
+        ({"blocking_power_w": 50.0, "gpu_type": "a40"}, 50.0),
+    ],
+)
+def test_an_emulated_gpu_waits_at_the_power_that_its_job_is_planned_with(
+    options: AttachOptions,
+    power_w: float,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    (tmp_path / "profile.csv").write_text(profile_csv())
+    monkeypatch.setenv("FLYBALL_GPU", f"emulated:{tmp_path / 'profile.csv'}")
+    made = engine()
+    made.stage_id = 1
+    attach(made, job_id="job", **options)
+    detach(made)
+    assert f"stage 1 of {tmp_path / 'profile.csv'}, {power_w:g} W while it waits" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -209,6 +209,26 @@ def test_a_value_that_cannot_be_used_is_named_in_one_line(
     assert str(raised.value) == f"{where} must be {must_be}, not {value!r}"
 
 
+@pytest.mark.parametrize(
+    ("block", "says"),
+    [
+        (
+            {"envpipe": "envelope"},
+            "envpipe must be an object with keys of scheduling, type, reconfig, gpu,"
+            " reconfigure_threshold_scale, not 'envelope'",
+        ),
+        (
+            {"flyball": {"token": "secret"}},
+            f"flyball.token is unknown; known: {', '.join(setting.key for setting in SETTINGS)}",
+        ),
+    ],
+)
+def test_a_block_that_cannot_be_used_is_named_in_one_line(block: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=r"must be|is unknown") as raised:
+        read_attachment(block, {})
+    assert str(raised.value) == says
+
+
 @each_setting
 def test_a_variable_that_cannot_be_used_is_named(setting: Setting) -> None:
     with pytest.raises(ValueError, match=f"^{setting.variable} must be .*, not ' '$"):
@@ -217,6 +237,11 @@ def test_a_variable_that_cannot_be_used_is_named(setting: Setting) -> None:
         variable = setting.envpipe.variable
         with pytest.raises(ValueError, match=f"^{variable} must be one of .*, not 'best'$"):
             read_attachment({}, {variable: "best"})
+
+
+def test_an_argument_that_attach_does_not_have_is_refused() -> None:
+    with pytest.raises(TypeError, match="'polcy'"):
+        read_attachment({}, {}, {"polcy": "frontier"})
 
 
 # ------------------------------------------------------------------ the job's name
@@ -264,6 +289,12 @@ def test_what_will_keep_clocks_at_their_default_is_told(
     notes = read_attachment({"flyball": flyball}, {}).notes
     assert len(notes) == len(told)
     assert all(note.startswith(start) for note, start in zip(notes, told, strict=True))
+
+
+def test_a_gpu_type_given_in_the_script_is_left_to_the_planner() -> None:
+    arguments = {"gpu_type": "h300", "planner_url": URL, "job_id": "gpt"}
+    read = read_attachment({}, {}, arguments)
+    assert (read.arguments["gpu_type"], read.notes) == ("h300", ())
 
 
 @pytest.mark.parametrize(("rank", "num_lines"), [(0, 2), (1, 0)])
@@ -342,6 +373,17 @@ def test_a_file_that_cannot_be_a_config_is_named(
     with pytest.raises(ValueError, match=r"ds_config\.json: ") as raised:
         load_config(file)
     assert str(raised.value) == f"{file}: {says}"
+
+
+def test_what_is_no_file_is_named_and_not_repeated_at_length(tmp_path: Path) -> None:
+    says = "no such file, and no DeepSpeed config in base64"
+    with pytest.raises(ValueError, match=f"^{tmp_path}/ds_config.json: {says}$"):
+        load_config(tmp_path / "ds_config.json")
+    with pytest.raises(ValueError, match=f"^{tmp_path}: cannot be read: Is a directory$"):
+        load_config(tmp_path)
+    with pytest.raises(ValueError, match=says) as raised:
+        load_config("?" * 5000)
+    assert len(str(raised.value)) < 300
 
 
 def test_flyball_is_asked_for_by_a_block_or_a_variable() -> None:

@@ -11,10 +11,12 @@ import pytest
 
 pytest.importorskip("deepspeed", reason="needs the extra 'demo'")
 
+import json
+
 from rich.console import Console
 
 from flyball_lab.demo import command, options
-from flyball_lab.demo.lengths import LengthsResult
+from flyball_lab.demo.lengths import LengthsResult, num_tokens, work_factor
 from flyball_lab.demo.options import (
     DemoOptions,
     child_environment,
@@ -164,6 +166,11 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(exit_on_error=False)
     command.COMMAND.configure(made)
     return made
+
+
+def test_all_steps_of_the_longest_demo_are_listed() -> None:
+    assert parser().parse_args(["--steps", "1000"]).steps == 1000
+    assert DemoOptions(num_steps=1000).max_steps <= command._ALL_STEPS
 
 
 def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -389,6 +396,13 @@ def lengths_result(saving: Estimate | None, slowdown: Estimate | None = None) ->
     return LengthsResult(savings=savings, predicted_j=[(100.0, 900.0), (100.0, 900.0)])
 
 
+def test_lengths_have_a_heavy_tail_and_as_much_work_as_the_profile() -> None:
+    lengths = [num_tokens(number) for number in range(4000)]
+    assert lengths == [num_tokens(number) for number in range(4000)]
+    assert sum(map(work_factor, lengths)) / 4000 == pytest.approx(1.0, abs=0.03)
+    assert (min(lengths), sorted(lengths)[2000], max(lengths)) == (2, 7, 24)
+
+
 @pytest.mark.parametrize(
     ("saving", "said"),
     [
@@ -406,3 +420,22 @@ def test_a_saving_at_equal_work_is_judged_by_the_predicted_one(
     failed = lengths_result(saving).failed_condition()
     assert (failed is None) is (said is None)
     assert (said or "") in (failed or "")
+
+
+def test_time_beyond_that_of_the_highest_clocks_is_that_of_a_busy_computer() -> None:
+    at_most, beyond = (lengths_result(percent(9.0), percent(mean)) for mean in (2.0, 2.1))
+    assert at_most.unjudged_time(DemoOptions()) is None
+    assert "too busy to judge time" in str(beyond.unjudged_time(DemoOptions()))
+
+
+def test_what_is_measured_predicted_and_emulated_is_called_so() -> None:
+    result = lengths_result(percent(9.0))
+    lines = result.lines()
+    row = next(line for line in lines if line.startswith("energy saved"))
+    assert row.endswith(" 10.0 %")
+    assert "9.0 % [8.0, 10.0]" in row
+    for begin in ("Measured: 8 steps", "Predicted: mean of 2", "Emulated: "):
+        assert any(line.startswith(begin) for line in lines)
+    document = json.loads(json.dumps(result.document(failed=None, unjudged=None)))
+    assert (document["emulated"], document["succeeded"]) == (True, True)
+    assert document["predicted"] == {"saving_percent": pytest.approx(10.0)}

@@ -255,6 +255,30 @@ def test_in_a_forked_child_nothing_is_called_and_nothing_hangs() -> None:
     hooks.close()
 
 
+def test_with_synchronize_the_stream_is_waited_for_and_on_the_cpu_nothing() -> None:
+    waited: list[str] = []
+
+    def current_stream(device: torch.device) -> SimpleNamespace:
+        return SimpleNamespace(synchronize=lambda: waited.append(str(device)))
+
+    module = SimpleNamespace(current_stream=current_stream, Event=None)
+    hooks = DeviceHooks(torch.device("cuda", 3), "synchronize", device_module=module)
+    session = HookLog()
+    assert hooks.of(session) is session  # type: ignore[arg-type]
+    assert hooks.clock_s is None
+    assert waited == []  # asked for in each wait: training may change the stream
+    hooks.synchronize()
+    hooks.synchronize()
+    assert waited == ["cuda:3"] * 2
+    timings: tuple[Timing, ...] = ("stream", "synchronize")
+    for timing in timings:
+        hooks = DeviceHooks(torch.device("cpu"), timing)
+        assert hooks.of(session) is session  # type: ignore[arg-type]
+        assert hooks.clock_s is None
+        hooks.synchronize()
+        hooks.close()
+
+
 def test_a_session_sets_the_same_clocks_by_stream_as_at_once_and_while_the_host_is_ahead() -> None:
     rows = (("forward", 0, 1200), ("forward", 1, 900), ("backward", 0, 1400), ("backward", 1, 900))
 

@@ -150,6 +150,17 @@ def test_a_message_that_takes_its_time_is_waited_for_where_nothing_else_is_left_
     assert [measured.time_s for measured in step] == pytest.approx([1.0, 1.0])
 
 
+def test_of_a_split_backward_the_first_part_gives_the_gradient() -> None:
+    """I0 of stage 0 waits for that of stage 1, which begins at 0.2 s, and W0 for nothing."""
+    with pipelines([order("F0 I0 W0")] * 2) as ranks:
+        step = run_step(ranks, num_stages=2)
+        assert [measured.time_s for measured in step] == pytest.approx([0.5, 0.5])
+        waits = [
+            [timing.receive_time_s for timing in rank.session.last_step_timings] for rank in ranks
+        ]
+    assert waits == [pytest.approx([0.0, 0.2, 0.0]), pytest.approx([0.1, 0.0, 0.0])]
+
+
 def test_a_pipeline_with_a_straggler_keeps_the_other_ones_waiting_at_the_end() -> None:
     """Its stage 1 takes 1.5 times as long: 0.1 s before it, 3 (0.15 + 0.3) s, 0.2 s after it."""
     with pipelines(ONE_F_ONE_B, num_pipelines=2, slowed={(1, 1): 1.5}) as ranks:

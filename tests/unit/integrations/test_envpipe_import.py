@@ -15,6 +15,8 @@ import pytest
 
 pytest.importorskip("deepspeed", reason="needs the extra 'deepspeed'")
 
+import importlib
+
 import deepspeed
 import torch
 from deepspeed.runtime.engine import DeepSpeedEngine
@@ -87,6 +89,11 @@ def test_all_that_deepspeed_has_is_there_and_the_same() -> None:
     assert envpipe.__version__ == deepspeed.__version__
     assert envpipe.runtime.utils is deepspeed.runtime.utils
     assert set(dir(deepspeed)) <= set(dir(envpipe))
+
+
+def test_deepspeeds_modules_cannot_be_loaded_a_second_time_through_it() -> None:
+    with pytest.raises(ModuleNotFoundError, match="is not a package"):
+        importlib.import_module("flyball_integrations.envpipe.pipe")
 
 
 # ------------------------------------------------------------------ when it attaches

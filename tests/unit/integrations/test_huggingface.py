@@ -28,6 +28,7 @@ from flyball_integrations.huggingface import (
     deepspeed_layers,
     next_token_loss,
     stage_module,
+    sum_tied_gradients,
 )
 from flyball_integrations.huggingface.layers import layers_of
 from flyball_integrations.huggingface.torch_stages import even_cuts
@@ -146,6 +147,15 @@ def test_the_seed_alone_decides_the_weights() -> None:
     other = build_causal_lm(CONFIGS["llama"], seed=8).state_dict()
     assert all(torch.equal(weight, same[name]) for name, weight in one.items())
     assert not torch.equal(one["lm_head.weight"], other["lm_head.weight"])
+
+
+def test_without_tied_weights_summing_gradients_asks_nobody() -> None:
+    model = build_causal_lm(CONFIGS["llama"], seed=7)
+    nobody: Any = None  # not even a process group exists
+    for stage in stages_of(model, 3):
+        sum_tied_gradients(stage, nobody)
+    middle = stage_module(build_causal_lm(CONFIGS["gpt2"], seed=7), stage=1, num_stages=3)
+    sum_tied_gradients(middle, nobody)
 
 
 # ------------------------------------------------------------------ what is refused

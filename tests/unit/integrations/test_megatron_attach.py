@@ -208,6 +208,17 @@ def test_a_rank_starts_in_megatrons_place_at_its_step_and_with_the_configs_coupl
     assert started.call_args.kwargs == {"coupling": coupling}
 
 
+def test_a_plan_without_instructions_leaves_whole_steps_unplanned() -> None:
+    session = attach(
+        config(**_WHOLE), job_id="job", num_microbatches=4, planner_url=LOOPBACK, gpu=RecordingGpu()
+    )
+    session.plans.put(plan_at((), version=1), 0)
+    for _ in range(2):
+        with training_step():
+            pass
+    assert [(step.plan_version, step.num_unplanned) for step in session.history][1:] == [(1, 1)]
+
+
 def plan_at(clocks_mhz: tuple[int, ...], *, version: int) -> CompiledPlan:
     """A plan of forwards."""
     num = len(clocks_mhz)

@@ -104,6 +104,12 @@ def test_a_forward_that_is_recomputed_keeps_nothing_for_a_backward() -> None:
     assert seen == [False, True]
 
 
+def test_a_module_without_a_backward_is_refused() -> None:
+    module = layers().requires_grad_(False)
+    with pytest.raises(ValueError, match="no tensor of the module's output needs a gradient"):
+        torch_workload(module, torch.randn(3, 8), input_gradients=False)
+
+
 @pytest.mark.parametrize(("stage", "split"), [(0, False), (1, True), (2, True)])
 def test_stages_of_a_hugging_face_model_are_workloads(stage: int, split: bool) -> None:
     config = LlamaConfig(

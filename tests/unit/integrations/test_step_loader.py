@@ -284,6 +284,22 @@ def test_batches_before_an_exception_are_given_where_they_come_one_by_one(
     assert found == list(range(fails_at))
 
 
+def test_a_list_of_batches_comes_whole_or_not_at_all() -> None:
+    announced, found = Announced(), []
+    with pytest.raises(OSError, match="this file is broken"):
+        for batches in looked_ahead(Positioned(8, fails_at=3), announced, num_batches=2):
+            found.append(batches)
+            announced.train()
+    assert found == [[0, 1]]
+
+
+def test_nothing_is_read_ahead_where_nothing_is_announced() -> None:
+    loader, num_read = Positioned(3), []
+    for _ in StepLoader(loader, lengths=lambda number: [number], find_announcer=lambda: None):
+        num_read.append(len(loader.read))
+    assert num_read == [1, 2, 3]
+
+
 @pytest.mark.parametrize("is_frozen", [True, False])
 def test_a_loader_whose_position_cannot_be_kept_is_not_read_ahead(
     is_frozen: bool, caplog: pytest.LogCaptureFixture
@@ -433,6 +449,21 @@ def test_lists_of_batches_are_like_others() -> None:
     assert tree_map(lambda number: number + 1, first) == [1, 2]
 
 
+def test_a_pipelines_microbatches_are_read_evenly() -> None:
+    loader, announced, num_read = Counted(99), Announced(), []
+    reader: MicrobatchReader[int] = MicrobatchReader(
+        loader, lengths=int, announcer=announced, num_microbatches=lambda: 3
+    )
+    for _ in range(2):
+        announced.train()
+        for _ in range(3):
+            next(reader)
+            num_read.append(loader.state["next"])
+    assert num_read == [2, 4, 6, 7, 8, 9]
+    # With the last microbatch of each step.
+    assert announced.work == {8: [[3.0], [4.0], [5.0]], 9: [[6.0], [7.0], [8.0]]}
+
+
 @given(
     st.lists(st.integers(1, 3), min_size=1, max_size=5),  # microbatches of each step
     st.integers(0, 12),
@@ -476,6 +507,19 @@ class Counted(Positioned):
         return self.state
 
 
+def test_a_position_asked_for_within_a_step_is_that_before_the_step() -> None:
+    loader, announced, positions = Positioned(9), Announced(), []
+    reader: MicrobatchReader[int] = MicrobatchReader(
+        loader, lengths=int, announcer=announced, num_microbatches=lambda: 2
+    )
+    for _ in range(3):
+        announced.train()
+        for _ in range(2):
+            next(reader)
+            positions.append(loader.state_dict()["next"])
+    assert positions == [0, 2, 2, 4, 4, 6]
+
+
 def test_a_reader_goes_on_where_its_iterator_was_set() -> None:
     stream, announced = Stream(99), Announced()
     reader: MicrobatchReader[int] = MicrobatchReader(
@@ -490,6 +534,18 @@ def test_a_reader_goes_on_where_its_iterator_was_set() -> None:
     assert stream.state_dict()["next"] == 50
     assert next(reader) == 51
     assert stream.state_dict()["next"] == 52
+
+
+def test_a_reader_that_was_set_elsewhere_forgets_what_the_iterator_raised_ahead() -> None:
+    stream, announced = Stream(99, fails_at=3), Announced()
+    reader: MicrobatchReader[int] = MicrobatchReader(
+        stream, lengths=int, announcer=announced, num_microbatches=lambda: 2
+    )
+    announced.train()
+    assert [next(reader), next(reader)] == [0, 1]
+    stream.load_state_dict({"next": 50, "epoch": 0})
+    announced.train()
+    assert [next(reader), next(reader)] == [50, 51]
 
 
 def test_a_reader_of_a_loader_that_was_set_elsewhere_does_not_hide_where() -> None:

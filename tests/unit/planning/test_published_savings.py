@@ -35,7 +35,6 @@ def profile_of(file: str) -> StageProfile:
         (A100, A100_BLOCKING_POWER_W, 12, 15.915, 16.06, 0.3),
         (A40, A40_BLOCKING_POWER_W, 12, 12.306, 12.65, 0.6),
         # More than Perseus's.
-        (A100, A100_BLOCKING_POWER_W, 96, 13.32, 13.82, 0.3),
         (A40, A40_BLOCKING_POWER_W, 96, 8.88, 10.14, 0.9),
     ],
 )

@@ -123,10 +123,8 @@ VARYING = delays((0.004413, 0.006586, 0.01704), (0.020068, 0.020877, 0.021877))
 @pytest.mark.parametrize(
     ("early_requests", "delay", "max_switches"),
     [
-        (True, {"transitions": VARYING}, None),
         (False, {"transitions": VARYING}, 6),
         (True, {"transition_ms": 15.0}, 6),
-        (False, {"transition_ms": 15.0}, None),
     ],
 )
 def test_the_fastest_plan_never_needs_more_than_the_baseline_with_its_late_changes(

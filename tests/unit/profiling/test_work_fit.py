@@ -59,6 +59,20 @@ def drawn_times(
     )
 
 
+def times_of_one_place(ratio: FloatArray, lengths: FloatArray, squares: FloatArray) -> WorkTimes:
+    """Times of an instruction of one stage, one microbatch each."""
+    zeros = np.zeros(len(ratio), dtype=np.int64)
+    return WorkTimes(
+        ratio=ratio,
+        place=zeros,
+        microbatch=np.arange(len(ratio)),
+        pipeline=zeros,
+        lengths=lengths,
+        squares=squares,
+        factor=np.full(len(ratio), np.nan),
+    )
+
+
 @given(
     coefficients=st.tuples(st.floats(-1, 1), st.floats(-1e-4, 2e-4), st.floats(-2e-8, 3e-8)),
     seed=st.integers(0, 1000),
@@ -71,16 +85,7 @@ def test_coefficients_are_the_optimum_without_negative_ones(
     lengths = rng.lognormal(8, 0.6, 40)
     columns = np.stack([np.ones(40), lengths, lengths**2 * rng.uniform(0.2, 1, 40)], axis=1)
     ratio = np.maximum(columns @ np.array(coefficients), 0.5) * rng.uniform(0.9, 1.1, 40)
-    times = WorkTimes(
-        ratio=ratio,
-        place=np.zeros(40, dtype=np.int64),
-        microbatch=np.arange(40),
-        pipeline=np.zeros(40, dtype=np.int64),
-        lengths=lengths,
-        squares=columns[:, 2],
-        factor=np.full(40, np.nan),
-    )
-    fit = fit_work(times, 1)
+    fit = fit_work(times_of_one_place(ratio, lengths, columns[:, 2]), 1)
     assert fit is not None
     found = np.array(fit.coefficients[0])
     weighted = columns / columns.mean(axis=0) / ratio[:, None]
@@ -104,16 +109,7 @@ def test_equal_sums_of_lengths_are_told_by_their_squares_alone() -> None:
     """Packed sequences: the sums say no more than a constant does."""
     rng = np.random.default_rng(3)
     squares = rng.uniform(1e6, 1.6e7, 60)
-    times = WorkTimes(
-        ratio=0.6 + 4e-8 * squares,
-        place=np.zeros(60, dtype=np.int64),
-        microbatch=np.arange(60),
-        pipeline=np.zeros(60, dtype=np.int64),
-        lengths=np.full(60, 4096.0),
-        squares=squares,
-        factor=np.full(60, np.nan),
-    )
-    fit = fit_work(times, 1)
+    fit = fit_work(times_of_one_place(0.6 + 4e-8 * squares, np.full(60, 4096.0), squares), 1)
     assert fit is not None
     (found,) = fit.coefficients
     assert [found.factor((4096.0, each)) for each in (2e6, 1e7)] == pytest.approx([0.68, 1.0])

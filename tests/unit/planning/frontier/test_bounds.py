@@ -114,7 +114,7 @@ def extreme_interleaved_zb(seed: int) -> PipelineModel:
     return model_of(replace(chunks[0], chunks=tuple(chunks)), 12, "interleaved-zb")
 
 
-@pytest.mark.parametrize("seed", [110, 405, 531])
+@pytest.mark.parametrize("seed", [110, 531])
 @pytest.mark.parametrize("reserve", [0.0, 0.02])
 def test_no_plan_takes_more_energy_than_the_highest_clocks(seed: int, reserve: float) -> None:
     model = extreme_interleaved_zb(seed)
