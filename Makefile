@@ -209,7 +209,7 @@ $(NEWEST)/installed: pyproject.toml Makefile | prerequisites
 	$(PYTHON) -m venv $(NEWEST)
 	$(NEWEST)/bin/python -m pip install --quiet $(PIP_ARGS) torch==$(NEWEST_TORCH)
 	$(NEWEST)/bin/python -m pip install --quiet $(PIP_ARGS) --editable '.[demo,plot,postgres,huggingface,megatron]' \
-	  pytest pytest-timeout hypothesis pyyaml
+	  pytest pytest-rerunfailures pytest-timeout hypothesis pyyaml
 	$(NEWEST)/bin/python -m pip install --quiet $(PIP_ARGS) --no-deps \
 	  --target $(NEWEST)/torchtitan-$(NEWEST_TORCHTITAN) torchtitan==$(NEWEST_TORCHTITAN) \
 	  torch_checkpointing==0.1.1 spmd_types==0.2.3 torchdata==0.11.0 tyro==1.0.5 typeguard==4.4.4 docstring-parser==0.17.0
@@ -229,7 +229,7 @@ $(OLDEST)/installed: pyproject.toml Makefile | prerequisites
 	$(OLDEST)/bin/python -m pip install --quiet $(PIP_ARGS) $(TORCH)
 	$(OLDEST)/bin/python -m pip install --quiet $(PIP_ARGS) deepspeed==$(OLDEST_DEEPSPEED)
 	$(OLDEST)/bin/python -m pip install --quiet $(PIP_ARGS) --editable '.[demo,plot,postgres]' \
-	  pytest pytest-timeout hypothesis pyyaml
+	  pytest pytest-rerunfailures pytest-timeout hypothesis pyyaml
 	@$(OLDEST)/bin/python -c "from importlib.metadata import version as v; \
 	  assert v('deepspeed') == '$(OLDEST_DEEPSPEED)', v('deepspeed')"
 	@touch $@

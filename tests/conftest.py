@@ -8,6 +8,7 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -89,6 +90,21 @@ def no_reconciler_fails(request: pytest.FixtureRequest) -> Iterator[None]:
     logger.removeHandler(handler)
     shall_fail = request.node.get_closest_marker("reconciler_fails") is not None
     assert shall_fail or not failed, "\n".join(failed)
+
+
+# Tests in which nothing but our own code decides: no other process, no waiting in real time.
+_DECIDED_BY_CODE = ("unit", "architecture", "release")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give a test of processes a second try: the machine may have stopped a process for seconds.
+
+    The summary lists it as RERUN: CONTRIBUTING.md says what to do with it.
+    """
+    root = Path(__file__).parent
+    for item in items:
+        if item.path.relative_to(root).parts[0] not in _DECIDED_BY_CODE:
+            item.add_marker(pytest.mark.flaky(reruns=1, reruns_delay=1))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

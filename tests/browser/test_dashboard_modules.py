@@ -455,6 +455,10 @@ def test_a_comparisons_steps_at_the_highest_clocks_are_not_its_plans(modules: Mo
     args = {"job": job(num_ranks=2), "history": history, "known": known}
     assert modules.run("compare_page", code, version=2, **args) == [5, 8, 9, 12]
     assert modules.run("compare_page", code, version=1, **args) == [4]
+    found = series(modules, known[:5], *history)
+    baseline = compared["predicted"]["baseline_iteration_time_s"]
+    assert found["predicted_time_s"] == [1.9, 1.9, baseline, baseline, 1.9]
+    assert found["planned_mhz"][0] == [1000.0, 1000.0, 1410, 1410, 1000.0]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import {
   watts,
 } from "./format.js";
 import { StepChart } from "./step_chart.js";
-import { usualRange, versionOf } from "./step_series.js";
+import { runsHighest, usualRange, versionOf } from "./step_series.js";
 import { shapeText } from "./job_words.js";
 import { makeRow, makeTable } from "./tables.js";
 
@@ -249,12 +249,11 @@ export function sideOf(job, version, [report, history, known]) {
   const wanted = version ?? job.active_version;
   const plan = plans.find((each) => each.version === wanted) ?? plans[0];
   const measured = report.versions.find((each) => each.version === plan?.version);
-  const { baseline_cycle: cycle = [], first_step = 0 } = plan ?? {};
   const steps = known.filter(
     (each) =>
       versionOf(each) === plan?.version &&
       each.num_ranks >= job.num_ranks &&
-      !cycle[(each.step - (first_step ?? 0)) % cycle.length],
+      !runsHighest(plan, each.step),
   );
   return { job, plans, plan, measured, steps };
 }

@@ -13,7 +13,7 @@ import { sum } from "./format.js";
  * @property {Version[]} version of the plan
  * @property {Column} time_s null where steps are missing
  * @property {Column} energy_j
- * @property {Column} predicted_time_s of the step's version
+ * @property {Column} predicted_time_s of the step's version, or of the highest clocks that it runs
  * @property {Column} predicted_energy_j
  * @property {Column[]} power_w by stage
  * @property {Column[]} clock_mhz by stage, measured
@@ -42,20 +42,23 @@ export function stepSeries(known, history, { num_stages, num_ranks }) {
   const plans = new Map(history.map((plan) => [plan.version, plan]));
   const version = steps.map(versionOf);
   const ran = version.map((each) => (typeof each === "number" ? plans.get(each) : undefined));
+  const isBaseline = steps.map(({ step }, index) => runsHighest(ran[index], step));
   return {
     step: steps.map((each) => each.step),
     version,
     time_s: steps.map((each) => each.time_s),
     // The energy of some ranks is not the energy of an iteration.
     energy_j: steps.map((each) => (each.num_ranks < num_ranks ? null : each.energy_j)),
-    predicted_time_s: ran.map((plan) => plan?.predicted?.iteration_time_s ?? null),
-    predicted_energy_j: ran.map((plan) => plan?.predicted?.energy_j ?? null),
+    predicted_time_s: ran.map((plan, at) => predictedOf(plan, isBaseline[at])?.time_s ?? null),
+    predicted_energy_j: ran.map((plan, at) => predictedOf(plan, isBaseline[at])?.energy_j ?? null),
     power_w: byStage(steps, num_stages, ({ energy_j, time_s }) =>
       energy_j !== null && time_s > 0 ? energy_j / time_s : null,
     ),
     clock_mhz: byStage(steps, num_stages, ({ sm_clock_mhz }) => sm_clock_mhz ?? null),
     planned_mhz: Array.from({ length: num_stages }, (_, stage) =>
-      ran.map((plan) => plan?.stage_clock_mhz[stage] ?? null),
+      ran.map((plan, at) =>
+        (isBaseline[at] ? plan?.highest_mhz : plan?.stage_clock_mhz[stage]) ?? null,
+      ),
     ),
     heldBack: steps.map(heldBackIn),
   };
@@ -82,6 +85,24 @@ function withHoles(steps) {
 export function versionOf({ plan_versions, unknown_versions }) {
   if (unknown_versions.length > 0) return "unknown";
   return plan_versions.length === 1 ? plan_versions[0] : "mixed";
+}
+
+/** @param {PlanSummary | undefined} plan @param {boolean} isBaseline */
+function predictedOf(plan, isBaseline) {
+  if (plan?.predicted == null) return null;
+  const of = plan.predicted;
+  if (isBaseline) return { time_s: of.baseline_iteration_time_s, energy_j: of.baseline_energy_j };
+  return { time_s: of.iteration_time_s, energy_j: of.energy_j };
+}
+
+/**
+ * Return whether a step runs at the highest clocks: in a comparison, some do.
+ * @param {PlanSummary | undefined} plan of the step
+ * @param {number} step
+ */
+export function runsHighest(plan, step) {
+  const { baseline_cycle: cycle = [], first_step = 0 } = plan ?? {};
+  return cycle[(step - (first_step ?? 0)) % cycle.length] === true;
 }
 
 /**
