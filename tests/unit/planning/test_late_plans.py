@@ -113,13 +113,13 @@ def test_plan_bound_and_frontier_against_all_plans(
     assert (curve.transitions is None) is (delay_ms == 0)
 
 
-@pytest.mark.parametrize("target", ["slowdown:0.1", "power:600"])
+@pytest.mark.parametrize("target", ["slowdown:0.1", "power:700"])
 def test_where_changes_take_longer_than_instructions_no_plan_loses_to_one_clock_per_stage(
     target: str,
 ) -> None:
     """Forwards of 5 ms, changes of 50."""
     profile = changed_points(
-        load_example_profile().select_stages((0, 2, 7)),
+        four_stages(),
         lambda _, one: replace(one, time_s=one.time_s / 10, energy_j=one.energy_j / 10),
     )
     options = {"schedule": "gpipe", "transition_ms": 50.0, "effort": Effort.LOW}

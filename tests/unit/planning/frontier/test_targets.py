@@ -14,9 +14,9 @@ from tests.unit.planning.tiny_pipelines import (
     enumerable_models,
     equal_profile,
     request_of,
+    three_clocks_request,
 )
 
-from flyball_profiles.examples import load_example_profile
 from flyball_server.planning.errors import TargetUnreachableError
 from flyball_server.planning.frontier.solver import DeadlineSolver
 from flyball_server.planning.frontier.targets import plan_for_target
@@ -81,10 +81,8 @@ def computing_draws_more_than_waiting(model: PipelineModel) -> PipelineModel:
 
 
 def test_with_a_reserve_the_bound_holds_and_the_budget_too() -> None:
-    profile, budget_w = load_example_profile().select_stages((0, 3, 7)), 600.0
-    options = {"blocking_power_w": (83.64,), "reserve": 0.02, "effort": Effort.LOW}
-    plan = make_plan(request_of(profile, 4, target=f"power:{budget_w}", **options)).plan
-    assert plan.predicted.energy_j / plan.iteration_time_s <= budget_w
+    plan = make_plan(three_clocks_request(target="power:18", reserve=0.02)).plan
+    assert plan.predicted.energy_j / plan.iteration_time_s <= 18
     assert plan.iteration_time_s > plan.predicted.baseline_iteration_time_s
     assert plan.predicted.lower_bound_j is not None
     assert 0 < plan.predicted.lower_bound_j <= plan.predicted.energy_j
