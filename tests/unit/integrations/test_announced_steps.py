@@ -159,8 +159,3 @@ def test_ranks_that_cannot_agree_train_without(
     (line,) = _warnings(caplog)
     assert line.startswith("steps get no clocks of their own: no exchange with other ranks: ")
     detach(model)
-
-
-def test_what_is_neither_true_nor_false_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"^announces_work: must be true or false, not 'often'$"):
-        attach(nn.Linear(2, 2), job_id="job", announces_work="often")  # type: ignore[arg-type]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -95,25 +95,6 @@ def test_a_step_that_fails_ends_as_failed_and_an_evaluation_after_it_is_not_hook
     assert (engine.log, transfers.log) == (["RecvActivation 0", "ForwardPass 0"], [])
     engine.train_batch()
     assert engine.log[-1] == "step ends"
-
-
-def test_the_context_around_a_step_is_inside_the_hooks_and_left_after_a_failure() -> None:
-    log: list[str] = []
-
-    @contextmanager
-    def around() -> Iterator[None]:
-        log.append("enter")
-        try:
-            yield
-        finally:
-            log.append("leave")
-
-    engine, _ = patched(around_step=around)
-    engine.log = log
-    engine.train_batch(COMPUTATIONS)
-    with pytest.raises(KeyError):
-        engine.train_batch([(int, 0)])
-    assert [line for line in log if line in {"enter", "leave"}] == ["enter", "leave"] * 2
 
 
 def test_wrappers_stand_between_deepspeed_and_the_hooks_the_first_innermost() -> None:

@@ -204,21 +204,6 @@ def test_an_error_of_the_device_ends_the_step_and_is_logged_once(
     assert "no longer followed on the device: CUDA error" in record.getMessage()
 
 
-def test_what_was_launched_is_called_before_the_end_and_events_are_used_again() -> None:
-    device = Device()
-    hooks, session = stream_of(device)
-    for step in range(10):
-        launch_step(hooks.of(session), num_forwards=2)  # type: ignore[arg-type]
-        device.reach(*(float(6 * step + number) for number in range(6)))
-        session.wait_for(6 * (step + 1))
-    launch_step(hooks.of(session))  # type: ignore[arg-type]
-    device.reach(*(float(60 + number) for number in range(4)))
-    hooks.close()
-    assert len(session.log) == 64
-    assert session.log[-1] == "63.0 step ends"
-    assert device.num_events <= 8
-
-
 def test_a_device_that_never_ends_holds_the_end_up_only_so_long(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -225,32 +225,3 @@ def test_timed_calls_of_a_node_queue_in_the_order_of_virtual_time_also_while_a_r
     assert second[1].compute_time_s == pytest.approx(0.07 + 0.4 * (1 - 0.07 / 0.2))
     assert first[1].compute_time_s == pytest.approx(0.4)
     assert first[1].receive_time_s == pytest.approx(0.2 + second[1].compute_time_s - 0.1)
-
-
-def test_clock_calls_of_a_node_queue_in_the_order_of_virtual_time() -> None:
-    """The second rank is faster and asks first, at 0.095 s; the first asks at 0.1 s and waits.
-
-    Calls take 10 ms, clocks 5 ms: of the backward, 0.2 s long, the first rank runs 0.01 s and the
-    second one 0.005 s of 0.19 s at 1400 MHz, the rest at 700 MHz.
-    """
-    settings = EmulatedGpuSettings(
-        call_time=RandomTime(p50_s=0.01), delay_down=RandomTime(p50_s=0.005)
-    )
-    plan = rank_plan(
-        (("forward", 0, 1400, 0), ("backward", 0, 700, 0)),
-        job_id="job",
-        version=1,
-        stage=0,
-        first_step=0,
-        predicted_iteration_time_s=0.5,
-    )
-    with pipelines(
-        [order("F0 B0")], num_pipelines=2, slowed={(1, 0): 0.95}, settings=settings
-    ) as ranks:
-        for rank in ranks:
-            rank.session.plans.put(compile_plan(plan, stage=0, supported_mhz=(1400, 700)), 0)
-        run_step(ranks, num_stages=1)
-        backward_s = [rank.session.last_step_timings[1].compute_time_s for rank in ranks]
-    assert backward_s == pytest.approx(
-        [0.01 + 0.4 * (1 - 0.01 / 0.2), 0.005 + 0.38 * (1 - 0.005 / 0.19)]
-    )

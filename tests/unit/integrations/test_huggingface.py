@@ -149,9 +149,6 @@ def test_the_seed_alone_decides_the_weights() -> None:
     assert not torch.equal(one["lm_head.weight"], other["lm_head.weight"])
 
 
-# ------------------------------------------------------------------ tied weights
-
-
 def test_without_tied_weights_summing_gradients_asks_nobody() -> None:
     model = build_causal_lm(CONFIGS["llama"], seed=7)
     nobody: Any = None  # not even a process group exists

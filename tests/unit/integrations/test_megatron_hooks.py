@@ -92,20 +92,6 @@ def test_a_backward_is_known_by_the_output_that_it_is_given() -> None:
     ]
 
 
-def test_the_device_is_waited_for_before_every_hook_of_an_instruction() -> None:
-    hooks = HookLog()
-    module, _ = patched(lambda module: module.forward_step("model", current_microbatch=3), hooks)
-    module.forward_backward_pipelining_without_interleaving()
-    assert hooks.log == [
-        "step begins",
-        "synchronize",
-        "forward 3 of 0",
-        "synchronize",
-        "forward 3 of 0 ends",
-        "step ends",
-    ]
-
-
 def test_a_call_that_fails_fails_its_step_and_the_next_is_a_step_again() -> None:
     models = iter(["broken", "model"])
     hooks = HookLog()

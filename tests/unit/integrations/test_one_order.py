@@ -13,7 +13,7 @@ pytest.importorskip("torch", reason="needs the extra 'torch'")
 import torch.distributed
 from tests.unit.integrations.torch_world import world_of_one
 
-from flyball_integrations.shared.one_order import on_all_ranks_or_none, order_text, ranks_text
+from flyball_integrations.shared.one_order import on_all_ranks_or_none, order_text
 from flyball_wire.messages import JobRegistration
 
 REGISTRATION = JobRegistration(num_stages=2, num_microbatches=1)
@@ -61,19 +61,6 @@ def test_an_error_of_this_ranks_own_comes_out_when_the_others_have_been_told(
     assert message.startswith("Flyball is not attached to rank 0; the other ranks are notified")
     with on_all_ranks_or_none() as joining:
         joining.order = "1f1b"
-
-
-@pytest.mark.parametrize(
-    ("num_ranks", "text"),
-    [
-        (1, "rank 0"),
-        (2, "ranks 0, 1"),
-        (8, "ranks 0, 1, 2, 3, 4, 5, 6, 7"),
-        (11, "ranks 0, 1, 2, 3, 4, 5, 6, 7 and 3 more"),
-    ],
-)
-def test_the_first_eight_ranks_are_named(num_ranks: int, text: str) -> None:
-    assert ranks_text(range(num_ranks)) == text
 
 
 def test_ranks_that_do_not_come_are_told_in_one_line(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,14 +13,16 @@ from hypothesis import strategies as st
 
 pytest.importorskip("deepspeed", reason="needs the extra 'deepspeed'")
 
-from tests.p2p_checker.checker import Deadlock, PipelineChecker, Window
+import torch
+import torch.distributed
+from deepspeed.runtime.pipe import p2p, schedule
+from tests.p2p_checker.checker import PipelineChecker, Window
 from tests.unit.planning.tiny_pipelines import B, F, operating_points, profile_of
 
-from flyball_integrations.deepspeed.engine_order import OrderedP2P, PlannedSchedule
+from flyball_integrations.deepspeed.engine_order import EagerP2P, OrderedP2P, PlannedSchedule
 from flyball_pipeline.errors import PipelineError
 from flyball_pipeline.instruction import Instruction, equal_stages
 from flyball_pipeline.schedule import Schedule
-from flyball_pipeline.schedules.envpipe import default_extra_forwards
 from flyball_pipeline.schedules.one_f_one_b import warmup_then_alternate
 from flyball_server.planning.scheduling import ActivationMemory, ScheduleContext, schedule_for
 
@@ -109,25 +113,11 @@ def test_a_pulled_list_sends_where_the_neighbour_receives() -> None:
     assert written(last) == "ra0 L0 F0 B0 sg0 ra0 L0 F0 B0 sg0 ra0 L0 F0 B0 sg0 T R O"
 
 
-def test_1f1b_with_extra_forwards_deadlocks_where_eager_sends_wait() -> None:
-    eager = schedules(ENVPIPE, "eager")
-    with pytest.raises(Deadlock):
-        PipelineChecker(eager, sends="waiting").run()
-
-
 @pytest.mark.parametrize("p2p", ["eager", "pulled"])
 def test_an_order_that_waits_for_itself_is_refused_in_words(p2p: OrderedP2P) -> None:
     ahead = order(2, "F0 B0 F1 B1", "F0 F1 B0 B1")
     with pytest.raises(PipelineError, match="the order deadlocks: stage 0 waits forever before"):
         PlannedSchedule(ahead, stage_id=0, p2p=p2p)
-
-
-def test_by_default_a_stage_has_one_forward_more_for_each_later_stage() -> None:
-    assert default_extra_forwards(4, 12) == (3, 2, 1, 0)
-    assert default_extra_forwards(4, 7) == (3, 2, 1, 0)
-    assert default_extra_forwards(4, 6) == (2, 2, 1, 0)
-    assert default_extra_forwards(4, 2) == (0, 0, 0, 0)
-    assert default_extra_forwards(1, 2) == (0,)
 
 
 # ------------------------------------------------------------------ properties
@@ -193,3 +183,89 @@ def test_every_order_of_envpipes_that_the_planner_makes_runs_right(
     context: ScheduleContext, p2p: OrderedP2P
 ) -> None:
     run(schedule_for("envpipe", context), p2p)
+
+
+# ------------------------------------------------------------------ sends that are kept
+
+
+class Sends:
+    """Stands in for torch.distributed: what was posted, and which sends were waited for."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, backend: str = "gloo") -> None:
+        self.posted: list[tuple[int, str, float]] = []
+        self.over: list[float] = []
+        self.tensors: list[torch.Tensor] = []
+        groups = iter(["activations", "gradients"])
+        monkeypatch.setattr(torch.distributed, "get_backend", lambda: backend)
+        monkeypatch.setattr(torch.distributed, "new_group", lambda: next(groups))
+        monkeypatch.setattr(torch.distributed, "isend", self._isend)
+
+    def _isend(self, tensor: torch.Tensor, rank: int, *, group: str) -> Any:  # noqa: ANN401 - a Work
+        self.posted.append((rank, group, float(tensor)))
+        self.tensors.append(tensor)
+        return SimpleNamespace(wait=lambda: self.over.append(float(tensor)))
+
+
+def eager(*, stage: int = 1, num_stages: int = 3) -> EagerP2P:
+    grid = SimpleNamespace(
+        pipe_parallel_size=num_stages,
+        get_stage_id=lambda: stage,
+        stage_to_global=lambda stage_id: 10 + stage_id,
+    )
+    return EagerP2P(grid)
+
+
+def sending(made: EagerP2P, kind: type, dest_stage: int) -> Any:  # noqa: ANN401 - an instruction
+    """Return what executes a send of the given tensors."""
+
+    def execute(engine: object, buffer_id: int, tensors: list[torch.Tensor]) -> None:
+        for tensor in tensors:
+            p2p.send(tensor, dest_stage)
+
+    instructions = {schedule.SendActivation: execute, schedule.SendGrad: execute}
+    wrapped = made.wrap(instructions)[kind]
+    return lambda *values: wrapped(
+        None, buffer_id=0, tensors=[torch.tensor(float(value)) for value in values]
+    )
+
+
+def test_no_more_is_kept_than_may_be_under_way_and_a_microbatch_is_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Stage 1 of 3 in 1F1B has 2 in flight, and stage 0 has 3.
+    sends, made = Sends(monkeypatch), eager()
+    with made.in_force():
+        activation = sending(made, schedule.SendActivation, 2)
+        activation(1, 1.5)
+        activation(2, 2.5)
+        assert sends.over == []
+        activation(3, 3.5)
+        assert sends.over == [1.0, 1.5]
+        gradient = sending(made, schedule.SendGrad, 0)
+        for value in (11, 12, 13):
+            gradient(value)
+        assert sends.over == [1.0, 1.5]
+        gradient(14)
+        assert sends.over == [1.0, 1.5, 11.0]
+
+
+def test_a_sent_tensor_does_not_keep_its_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    sends, made = Sends(monkeypatch), eager()
+    output = torch.ones((), requires_grad=True) * 2
+    execute = made.wrap(
+        {
+            schedule.SendActivation: lambda engine, buffer_id: p2p.send(output, 2),
+            schedule.SendGrad: print,
+        }
+    )[schedule.SendActivation]
+    with made.in_force():
+        execute(None, buffer_id=0)
+    (sent,) = sends.tensors
+    assert sent.grad_fn is None
+    assert sent.data_ptr() == output.data_ptr()
+
+
+def test_nccl_is_refused_with_what_to_use_instead(monkeypatch: pytest.MonkeyPatch) -> None:
+    Sends(monkeypatch, backend="nccl")
+    with pytest.raises(ValueError, match=r"this run uses nccl; use p2p='stock', or p2p='pulled'"):
+        eager()

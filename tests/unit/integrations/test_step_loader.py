@@ -154,16 +154,6 @@ def test_no_epoch_begins_before_its_number_is_set() -> None:
     assert loader.state_dict() is loader.state  # its own again
 
 
-def test_after_a_loop_that_was_left_another_pass_has_its_own_position() -> None:
-    loader, announced = Positioned(4), Announced()
-    for _ in looked_ahead(loader, announced):
-        break
-    assert loader.state_dict()["next"] == 1
-    loader.load_state_dict({"next": 0, "epoch": 0})
-    assert loader.state_dict() is loader.state
-    assert list(loader) == [0, 1, 2, 3]
-
-
 def test_an_iterator_of_torch_that_this_class_did_not_begin_has_its_own_position() -> None:
     class OfTorch(Positioned):
         _iterator: object = None
@@ -213,39 +203,6 @@ def test_a_loop_that_was_left_does_not_hide_the_position_of_later_ones(fails: bo
     assert [next(batches) for _ in range(5)] == [0, 1, 2, 3, 4]
     assert loader.state_dict() == {"next": 5, "epoch": 4}
     assert "state_dict" not in vars(loader)
-
-
-def test_a_reader_made_anew_shows_its_own_position() -> None:
-    loader, announced = Restarted(99), Announced()
-    for epoch in (1, 2, 3):
-        announced.train()
-        reader: MicrobatchReader[int] = MicrobatchReader(
-            loader, lengths=int, announcer=announced, num_microbatches=lambda: 2
-        )
-        assert [next(reader), next(reader)] == [0, 1]
-        assert loader.state_dict() == {"next": 2, "epoch": epoch}
-
-
-def test_a_pass_that_is_left_later_does_not_disturb_the_present_one() -> None:
-    loader, announced = Restarted(9), Announced()
-    steps = looked_ahead(loader, announced)
-    earlier = iter(steps)
-    next(earlier)
-    present = iter(steps)
-    next(present)
-    earlier.close()  # type: ignore[attr-defined]
-    next(present)
-    assert loader.state_dict() == {"next": 2, "epoch": 2}
-
-
-def test_a_loader_that_is_read_on_after_a_detach_has_its_own_position() -> None:
-    loader, announcers = Restarted(9), [Announced(), None, None]
-    steps = StepLoader(
-        loader, lengths=lambda number: [number], find_announcer=lambda: announcers.pop(0)
-    )
-    batches = iter(steps)
-    assert (next(batches), next(batches), next(batches)) == (0, 1, 2)
-    assert loader.state_dict() == {"next": 3, "epoch": 1}
 
 
 class Stream(Positioned):
@@ -305,23 +262,6 @@ def test_an_iterator_that_was_set_elsewhere_begins_there() -> None:
     assert next(iter(steps)) == 0
     stream.load_state_dict({"next": 6, "epoch": 0})
     assert list(steps) == [6, 7, 8]
-
-
-def test_an_iterators_exception_outlives_the_loop_that_was_left_before_it() -> None:
-    steps = looked_ahead(Stream(9, fails_at=1), Announced())
-    assert next(iter(steps)) == 0
-    with pytest.raises(OSError, match="this file is broken"):
-        next(iter(steps))
-
-
-def test_an_exception_of_the_loader_comes_in_its_own_step() -> None:
-    loader, announced, items = Positioned(4, fails_at=2), Announced(), []
-    with pytest.raises(OSError, match="this file is broken"):
-        for item in looked_ahead(loader, announced):
-            items.append(item)
-            announced.train()
-    assert items == [0, 1]
-    assert max(announced.work) == 8
 
 
 @given(st.integers(0, 7), st.integers(1, 4), st.booleans(), st.booleans())
@@ -522,15 +462,6 @@ def test_lists_of_batches_are_like_others() -> None:
     assert tree_map(lambda number: number + 1, first) == [1, 2]
 
 
-def test_batches_of_a_loop_that_was_left_read_nothing_ahead() -> None:
-    loader, announced = Counted(8), Announced()
-    passing = iter(looked_ahead(loader, announced, num_batches=2))
-    batches = next(passing)
-    passing.close()  # type: ignore[attr-defined]  # a generator
-    assert list(batches) == [0, 1]
-    assert loader.state_dict()["next"] == loader.state["next"] == 2
-
-
 def test_a_pipelines_microbatches_are_read_evenly() -> None:
     loader, announced, num_read = Counted(99), Announced(), []
     reader: MicrobatchReader[int] = MicrobatchReader(
@@ -589,28 +520,6 @@ class Counted(Positioned):
         return self.state
 
 
-def test_a_step_takes_one_copy_of_the_position_and_none_once_lengths_have_failed() -> None:
-    loader, announced = Counted(99), Announced()
-    reader: MicrobatchReader[int] = MicrobatchReader(
-        loader,
-        lengths=lambda number: None if number == 24 else [1],
-        announcer=announced,
-        num_microbatches=lambda: 4,
-    )
-    copies, positions, num_read = [], [], []
-    for step in range(1, 9):
-        announced.train()
-        before = loader.num_copies
-        assert [next(reader) for _ in range(4)] == list(range(4 * step - 4, 4 * step))
-        copies.append(loader.num_copies - before)
-        num_read.append(loader.state["next"])
-        positions.append(loader.state_dict()["next"])
-    # Of the first step also that before it; microbatch 24 is read in the sixth.
-    assert copies == [2, 1, 1, 1, 1, 1, 0, 0]
-    assert num_read == [8, 12, 16, 20, 24, 28, 28, 32]
-    assert positions == [4, 8, 12, 16, 20, 24, 28, 32]
-
-
 def test_a_position_asked_for_within_a_step_is_that_before_the_step() -> None:
     loader, announced, positions = Positioned(9), Announced(), []
     reader: MicrobatchReader[int] = MicrobatchReader(
@@ -665,18 +574,6 @@ def test_a_reader_of_a_loader_that_was_set_elsewhere_does_not_hide_where() -> No
     assert loader.state_dict() == {"next": 50, "epoch": 7}
 
 
-def test_nothing_is_read_ahead_once_lengths_have_failed() -> None:
-    loader, announced, num_read = Counted(6), Announced(), []
-    steps = StepLoader(
-        loader, lengths=lambda number: 1 / (number - 2), find_announcer=lambda: announced
-    )
-    for number in steps:
-        announced.train()
-        num_read.append(loader.state["next"])
-        assert loader.state_dict()["next"] == number + 1
-    assert num_read == [2, 3, 3, 4, 5, 6]
-
-
 def test_an_exception_of_the_loader_comes_with_its_microbatch(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -706,15 +603,3 @@ def test_a_batch_is_split_as_torch_splits_it() -> None:
     assert split_lengths(1.5, 2) == [1.5, 1.5]
     with pytest.raises(ValueError, match=r"^1 entries for 2 microbatches$"):
         split_lengths([[3, 1]], 2)
-
-
-def test_batches_of_a_step_may_come_one_by_one() -> None:
-    announced, found = Announced(), []
-    loader = looked_ahead(range(5), announced, num_batches=2, gives_lists=False)
-    assert len(loader) == 5
-    for number in loader:
-        found.append(number)
-        if number % 2 or number == 4:
-            announced.train()
-    assert found == [0, 1, 2, 3, 4]
-    assert announced.work == {7: [[0], [1]], 8: [[2], [3]], 9: [[4]]}

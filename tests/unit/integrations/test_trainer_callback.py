@@ -153,12 +153,6 @@ def test_each_batch_is_a_microbatch_where_fsdp2_accumulates(
     assert ("wait for each other in some microbatches" in caplog.text) != gathers_again
 
 
-def test_packed_sequences_have_their_own_lengths(told: Told) -> None:  # noqa: F811
-    trainer(collator=packed, accumulate=1).train()
-    assert told.work[3] == [[5.0, 2.0]]
-    assert told.work[7] == [[9.0, 2.0]]
-
-
 def test_nothing_is_read_behind_the_last_step(told: Told) -> None:  # noqa: F811
     training = trainer(accumulate=1)
     training.state.max_steps = 5
@@ -196,11 +190,6 @@ def test_a_training_that_cannot_announce_trains(
     warned = [each.getMessage() for each in caplog.records if "huggingface" in each.name]
     assert len(warned) == (0 if why == "not asked for" else 1)
     assert all(line.startswith("steps are not announced: ") for line in warned)
-
-
-def test_an_option_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(TypeError, match="did you mean 'target'"):
-        FlyballCallback(Trainer(), job_id="job", targt="fastest")  # type: ignore[call-arg]
 
 
 def test_lengths_are_those_that_are_computed() -> None:

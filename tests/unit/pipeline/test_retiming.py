@@ -64,38 +64,6 @@ def test_a_rank_alone_stretches_its_step_to_the_deadline() -> None:
     assert retime(pipeline.retimed(), [1, 1], [0.3]) == (HIGHEST, HIGHEST)
 
 
-def test_no_clock_is_lower_than_that_of_least_energy_net_of_waiting() -> None:
-    # At 1000 MHz a forward takes 27 - 80 * 0.16 = 14.2 J beyond waiting, at 1200 15.5 J; a backward
-    # takes 29.8 J and 32.2 J. At 80 W slower is cheaper; at 20 W 1200 MHz is the cheapest.
-    pipeline = small_pipeline(1, 1)
-    assert retime(pipeline.retimed(), [1, 1], [9.0]) == (1000, 1000)
-    assert retime(pipeline.retimed(waiting_power_w=[20.0]), [1, 1], [9.0]) == (1200, 1200)
-
-
-def test_what_waits_in_a_bubble_is_stretched_into_it() -> None:
-    # Two stages, one microbatch: F0 F1 B1 B0, all on the longest path. Then stage 1 with half the
-    # work in a second microbatch has bubbles before B0 of that microbatch only.
-    pipeline = small_pipeline(2, 2)
-    retimed = pipeline.retimed()
-    factors = [1.0 if stage == 0 else 0.25 for stage, _, _ in pipeline.nodes]
-    (own_s,) = own_times(retimed, factors)
-    clocks = retime(retimed, factors, [own_s])
-    of_stage = [clocks[n] for n, (stage, _, _) in enumerate(pipeline.nodes) if stage == 0]
-    # Stage 0 is busy but for F1 and B1 of microbatch 1, so its clocks are the highest.
-    assert set(of_stage) == {HIGHEST}
-    assert min(clocks) < HIGHEST
-    assert longest_path_s(pipeline.dag, durations_s(pipeline, clocks, factors)) <= own_s * EXACT
-
-
-def test_a_deadline_below_the_own_time_counts_as_that() -> None:
-    pipeline = small_pipeline(3, 3)
-    factors = [1.0 + 0.1 * (n % 4) for n in range(len(pipeline.nodes))]
-    retimed = pipeline.retimed()
-    (own_s,) = own_times(retimed, factors)
-    assert retime(retimed, factors, [own_s / 2]) == retime(retimed, factors, [own_s])
-    assert set(retime(retimed, factors, [own_s / 2])) != {HIGHEST}
-
-
 def test_a_step_like_the_plans_runs_the_plan_in_force() -> None:
     pipeline = small_pipeline(2, 3)
     plan = tuple(1300 if kind == "forward" else 1200 for _, kind, _ in pipeline.nodes)
@@ -105,19 +73,6 @@ def test_a_step_like_the_plans_runs_the_plan_in_force() -> None:
     assert retime(retimed, near, [plan_s]) == plan
     assert retime(retimed, near, [plan_s * 1.2]) != plan
     assert retime(retimed, [1.1] * len(plan), [plan_s]) != plan
-
-
-def test_tail_and_transfers_count() -> None:
-    pipeline = small_pipeline(2, 2)
-    dag = pipeline.dag.with_delays(0.5, [0.03])
-    retimed = pipeline.retimed(dag=dag)
-    factors = [1.0] * len(pipeline.nodes)
-    highest_s = durations_s(pipeline, (HIGHEST,) * len(factors), factors)
-    (own_s,) = own_times(retimed, factors)
-    assert own_s == pytest.approx(longest_path_s(dag, highest_s))
-    clocks = retime(retimed, factors, [own_s * 1.05])
-    took_s = longest_path_s(dag, durations_s(pipeline, clocks, factors))
-    assert own_s < took_s <= own_s * 1.05 * EXACT
 
 
 def test_each_meeting_has_its_deadline() -> None:
@@ -181,7 +136,7 @@ def test_refuses_what_it_cannot_retime() -> None:
         small_pipeline(1, 16_501).retimed()
 
 
-@settings(max_examples=100)
+@settings(max_examples=60)
 @given(st.data())
 def test_no_step_is_late_or_takes_more_energy_than_at_the_highest_clocks(
     data: st.DataObject,
@@ -207,7 +162,7 @@ def test_no_step_is_late_or_takes_more_energy_than_at_the_highest_clocks(
         assert cost_j(pipeline, clocks, factors) <= cost_j(pipeline, highest, factors)
 
 
-@settings(max_examples=100)
+@settings(max_examples=60)
 @given(st.data(), st.integers(0, 2**32))
 def test_whatever_the_delays_are_a_step_is_late_only_as_the_highest_clocks_are(
     data: st.DataObject, seed: int
@@ -249,7 +204,7 @@ def test_whatever_the_delays_are_a_step_is_late_only_as_the_highest_clocks_are(
         assert end_s <= max(deadline_s, worst_s) * EXACT
 
 
-@settings(max_examples=100)
+@settings(max_examples=60)
 @given(st.data(), st.integers(0, 2**32))
 def test_the_latest_end_bounds_every_order_of_delays(data: st.DataObject, seed: int) -> None:
     pipeline = data.draw(pipelines())
@@ -315,7 +270,7 @@ def test_no_step_of_any_order_is_late(name: str) -> None:
         assert min(clocks) < HIGHEST
 
 
-@settings(max_examples=75)
+@settings(max_examples=50)
 @given(st.data(), st.integers(0, 2**32))
 def test_segments_between_meetings_keep_their_deadlines_whatever_the_waits_are(
     data: st.DataObject, seed: int
@@ -419,16 +374,6 @@ def test_calls_of_the_other_gpus_of_a_node_come_first() -> None:
         ChangeDelays(up_s=0.0, down_s=-1)
 
 
-def test_instructions_share_a_clock_where_changes_come_too_late() -> None:
-    # Changes take as long as two microbatches: clocks of their own are of no use.
-    pipeline = small_pipeline(1, 6)
-    factors = [0.9 if each % 2 else 1.1 for _, _, each in pipeline.nodes]
-    retimed = pipeline.retimed(delays=ChangeDelays(up_s=0.6, down_s=0.0), gap_s=[1.0])
-    (own_s,) = own_times(retimed, factors)
-    clocks = retime(retimed, factors, [own_s * 1.1])
-    assert set(clocks[:-1]) == {1300}
-
-
 _DETERMINISM = """
 import random
 from flyball_pipeline.clock_rounding import ChangeDelays
@@ -454,7 +399,7 @@ def test_every_process_gets_the_same_clocks() -> None:
             text=True,
             check=True,
         ).stdout
-        for seed in ("1", "2", "3")
+        for seed in ("1", "2")
     }
     assert len(printed) == 1
     assert BACKWARD[0].clock_mhz == HIGHEST

@@ -81,20 +81,6 @@ def test_no_plan_gets_more_changes_or_other_figures() -> None:
         assert after <= before
 
 
-def test_plans_with_late_changes_use_locks_that_need_none() -> None:
-    request = request_of(capped(1), 4, target="slowdown:5%", transition_ms=20.0)
-    solved = make_plan(request)
-    locked = [(item.kind, item.frequency_mhz) for item in solved.plan.pipelines[0].stages[0]]
-    free = make_plan(
-        replace(
-            request,
-            profile=changed_points(capped(1), lambda _, one: replace(one, held_by="")),
-        )
-    )
-    assert solved.plan.num_switches <= free.plan.num_switches
-    assert {mhz for kind, mhz in locked if kind is B} <= {1700, 1550, 1400}
-
-
 def test_where_all_clocks_are_held_there_is_nothing_to_say() -> None:
     held = changed_points(capped(), lambda _, one: replace(one, held_by=""))
     assert limits_text([model_of(held, 1)]) == ""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -18,13 +17,11 @@ from flyball_profiles.stage_profile import StageProfile
 from flyball_profiles.stage_profile_csv import (
     parse_pipeline_profiles,
     parse_stage_profile,
-    write_stage_profile,
 )
 from flyball_server.planning.data_parallel import (
     make_data_parallel_plan,
     separate_pipelines,
 )
-from flyball_server.planning.documents.plan_document import plan_document, plan_from_document
 from flyball_server.planning.documents.recorded_plan import models_by_dp_rank
 from flyball_server.planning.frontier_curve import make_frontier
 from flyball_server.planning.model.joint_model import (
@@ -34,7 +31,7 @@ from flyball_server.planning.model.joint_model import (
 from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_server.planning.model.simulator import simulate, simulate_jointly, time_and_energy
 from flyball_server.planning.planner import PlanRequest, make_plan, model_of_request
-from flyball_wire.plan_options import Effort, Policy, Reconfigure
+from flyball_wire.plan_options import Effort
 from flyball_wire.plans.plan import Plan, PlannedInstruction
 
 from .oracles import every_plan
@@ -42,13 +39,11 @@ from .tiny_pipelines import (
     B,
     F,
     Points,
-    changed_points,
     equal_profile,
     operating_points,
     profile_of,
     profiles,
     refuses,
-    replaced,
     request_of,
 )
 
@@ -110,22 +105,6 @@ def test_least_energy_counts_what_the_others_pay_for_waiting() -> None:
     ).plan
     assert plan.iteration_time_s == 3.5
     assert [pipeline.energy_j for pipeline in plan.pipelines] == [30.0, 40.0]
-
-
-@pytest.mark.parametrize(
-    ("policy", "reconfigure"),
-    [("baseline", "default"), ("uniform", "greedy"), ("envelope", "balanced")],
-)
-def test_envpipes_policies_decide_for_each_pipeline_as_if_it_were_alone(
-    policy: Policy, reconfigure: Reconfigure
-) -> None:
-    slow = profile_of([{F: [(1500, 2.0, 9.0), (900, 3.0, 7.0)], B: HEAVY_BACKWARD}] * 2)
-    request = pipelines_of(
-        equal_profile(2), slow, num_microbatches=3, policy=policy, reconfigure=reconfigure
-    )
-    plan = make_data_parallel_plan(request).plan
-    for pipeline, alone in zip(plan.pipelines, request, strict=True):
-        assert pipeline.stages == make_plan(alone).plan.stages
 
 
 # ------------------------------------------------------------------ the joint model
@@ -272,11 +251,6 @@ PLAN = make_data_parallel_plan(
 ).plan
 
 
-def fresh_document() -> dict[str, Any]:
-    document: dict[str, Any] = json.loads(json.dumps(plan_document(PLAN, solve_s=0.5)))
-    return document
-
-
 def test_a_plan_simulates_to_its_own_prediction() -> None:
     models, assignments = zip(*models_by_dp_rank(PROFILES, PLAN), strict=True)
     simulation = simulate_jointly(models, assignments)
@@ -285,27 +259,6 @@ def test_a_plan_simulates_to_its_own_prediction() -> None:
     assert [own.energy_j for own in simulation.pipelines] == [
         pipeline.energy_j for pipeline in PLAN.pipelines
     ]
-
-
-@pytest.mark.parametrize(
-    ("place", "value", "said"),
-    [
-        (("pipelines",), [], "pipelines: must be ordered by dp_rank, and run each"),
-        (("pipelines", 0), 7, r"pipelines\[0\]: must be an object"),
-        (("pipelines", 1, "dp_rank"), 2, "pipelines: must be ordered by dp_rank, and run each"),
-        (("pipelines", 1, "energy_j"), -1, r"pipelines\[1\]\.energy_j: must be greater than 0"),
-        (
-            ("pipelines", 0, "stages", 1, 0),
-            ["sideways", 0, 1410],
-            r"pipelines\[0\]\.stages\[1\]\[0\]\[0\]: must be 'forward'",
-        ),
-    ],
-)
-def test_a_document_with_one_wrong_part_is_refused_with_the_part(
-    place: tuple[str | int, ...], value: object, said: str
-) -> None:
-    with pytest.raises(PipelineError, match=said):
-        plan_from_document(replaced(fresh_document(), place, value))
 
 
 def test_a_clock_that_one_pipelines_profile_does_not_have_is_refused_with_the_pipeline() -> None:
@@ -337,24 +290,6 @@ WIDE = """dp_rank,stage,instruction,frequency,time,energy
 1,0,backward,1410,2.0,30
 1,0,backward,1000,2.5,20
 """
-
-
-def test_merged_pipelines_take_what_the_separate_ones_take_at_the_same_clocks() -> None:
-    """The pipeline that is done at 3 s waits for 0.5 s at 5 W: 82.5 J."""
-    for text in (WIDE, write_stage_profile(parse_stage_profile(WIDE))):
-        plan = make_plan(request_of(parse_stage_profile(text), policy=Policy.BASELINE)).plan
-        assert (plan.iteration_time_s, plan.predicted.energy_j) == (3.5, 82.5)
-    # Of ranks that do not wait, though all else is the same; models are cached.
-    not_waiting = changed_points(
-        parse_stage_profile(WIDE), lambda _, point: replace(point, rank_waiting_s=0.0)
-    )
-    assert (
-        make_plan(request_of(not_waiting, policy=Policy.BASELINE)).plan.predicted.energy_j == 80.0
-    )
-    separate = make_data_parallel_plan(
-        pipelines_of(*parse_pipeline_profiles(WIDE), policy=Policy.BASELINE)
-    ).plan
-    assert (separate.iteration_time_s, separate.predicted.energy_j) == (3.5, 82.5)
 
 
 @given(st.data(), st.integers(1, 3), st.integers(1, 3), st.integers(1, 2))

@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.planning.tiny_pipelines import (
     B,
@@ -19,7 +19,6 @@ from tests.unit.planning.tiny_pipelines import (
     changed_points,
     delays,
     drawn_delays_s,
-    equal_profile,
     every_choice,
     model_of,
     models_with_delays,
@@ -49,7 +48,6 @@ from flyball_server.planning.model.simulator import simulate, simulate_jointly, 
 from flyball_server.planning.planner import make_plan, model_of_request
 from flyball_server.planning.scheduling import schedule_for
 from flyball_server.planning.simulated_plan import SimulatedPlan
-from flyball_wire.plan_options import Policy
 
 
 def one_stage(transitions: ClockTransitions) -> PipelineModel:
@@ -77,19 +75,6 @@ def test_requests_are_made_by_the_delays_ahead() -> None:
     }
 
 
-def test_a_clock_is_in_force_as_its_instruction_begins() -> None:
-    model = one_stage(delays(2.0, 0.25))
-    default = LateClockSimulator(model).trace(CLOCKS)
-    # The third forward ran at the lower clock to its end, and 0.5 s of the backward after it.
-    assert (default.start_s + default.duration_s).max() > 1.5 + 1.5 + 1.5 + 2.0
-    early = model.with_requests(early_requests(model.clocked, CLOCKS, model.transitions))  # type: ignore[arg-type]
-    run = LateClockSimulator(early).trace(CLOCKS)
-    assert run.duration_s == pytest.approx([1.5, 1.5, 1.0, 2.0, 3.0, 3.0])
-    assert run.energy_j == pytest.approx([90, 90, 100, 200, 180, 180])
-    assert run.late_s == pytest.approx([0.0] * 6)
-    assert [effect_s for effect_s, _ in run.in_force[0]] == pytest.approx([0.0, 3.0, 6.0])
-
-
 def test_the_first_clock_is_requested_in_the_iteration_before() -> None:
     """The last backward ends at the lower clock, the first forward begins at the higher."""
     clocks = [HIGH, HIGH, HIGH, HIGH, HIGH, LOW]
@@ -99,16 +84,6 @@ def test_the_first_clock_is_requested_in_the_iteration_before() -> None:
     run = LateClockSimulator(model.with_requests(requests)).trace(clocks)
     assert run.duration_s == pytest.approx([1.0, 1.0, 1.0, 2.0, 2.0, 3.0])
     assert LateClockSimulator(model).trace(clocks).duration_s[0] == pytest.approx(1 + 0.5 / 3)
-
-
-def test_a_request_is_made_no_later_than_its_instruction_begins() -> None:
-    """An instruction that ends sooner than planned takes the next one's request with it."""
-    model = one_stage(ClockTransitions.exact(0.5))
-    late = model.with_requests({2: ClockRequest(after=1, offset_s=9.0)})
-    runs = [LateClockSimulator(one).trace(CLOCKS) for one in (late, model)]
-    first_s, second_s = (run.start_s + run.duration_s for run in runs)
-    assert first_s == pytest.approx(second_s)
-    assert runs[0].in_force == runs[1].in_force
 
 
 @pytest.mark.parametrize(
@@ -166,6 +141,7 @@ def test_a_clock_that_takes_more_than_twice_as_long_is_not_bounded() -> None:
 
 
 @pytest.mark.slow
+@settings(max_examples=30)
 @given(st.data(), st.integers(0, 2**16), st.sampled_from([0.0, 0.01, 0.1, 0.3]))
 def test_no_delays_make_an_iteration_longer_than_its_bound(
     data: st.DataObject, seed: int, noise: float
@@ -252,17 +228,6 @@ def test_exact_delays_cost_nothing_where_instructions_are_longer(
     assert bool(solved.plan.pipelines[0].requests) is (solved.plan.num_switches > 0)
 
 
-@pytest.mark.slow
-def test_early_requests_are_used_where_they_save() -> None:
-    request = three_clocks_request(transition_ms=1300.0, target="slowdown:0.05")
-    early = make_plan(request).plan
-    late = make_plan(request.with_options(early_requests=False)).plan
-    assert late.pipelines[0].requests == ()
-    assert early.predicted.energy_j <= late.predicted.energy_j * (1 + 1e-9)
-    assert early.predicted.lower_bound_j is not None
-    assert early.predicted.lower_bound_j <= early.predicted.energy_j
-
-
 @cache
 def example() -> SimulatedPlan:
     """Two stages of the shipped profile under the delays of an A100, roughly."""
@@ -297,12 +262,9 @@ def test_energies_of_many_plans_are_near_those_of_one_and_its_file_holds_its_req
     ("row", "place", "reason"),
     [
         ([0, 1, 0, "end", 0.1], "[3]", "must be 'begin'"),
-        ([0, 1, 0, "begin"], "[4]", "is missing"),
         ([2, 1, 0, "begin", 0.1], "", "a stage of the plan"),
         ([0, 1, 1, "begin", 0.1], "", "after an earlier position"),
-        ([0, 99, 1, "begin", 0.1], "", "a position of it"),
         ([0, 8, 0, "begin", 0.1], "", "the clock changes between"),
-        ([0, 1, 0, "begin", -0.1], "[4]", "greater than or equal to 0"),
     ],
 )
 def test_requests_that_are_none_are_refused(row: list[object], place: str, reason: str) -> None:
@@ -329,12 +291,6 @@ def test_pipelines_side_by_side_have_their_own_requests() -> None:
     assert solved.plan.predicted.energy_j == pytest.approx(at_once_j)
     document = plan_document(solved.plan, solve_s=0.0)
     assert plan_from_document(document) == solved.plan
-
-
-@pytest.mark.parametrize("policy", [Policy.ENVELOPE, Policy.CONSTANT])
-def test_other_policies_request_as_instructions_end(policy: Policy) -> None:
-    plan = make_plan(request_of(equal_profile(2), 3, policy=policy, transition_ms=5.0)).plan
-    assert plan.pipelines[0].requests == ()
 
 
 @pytest.mark.slow

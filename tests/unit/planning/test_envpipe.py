@@ -10,10 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flyball_pipeline.instruction import InstructionKind
-from flyball_pipeline.schedules.explicit import explicit_order
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.planning.model.least_energy_clock import stage_least_energy
-from flyball_server.planning.model.pipeline_model import PipelineModel, build_model
+from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_server.planning.policies import POLICIES
 from flyball_server.planning.policies._base import PolicyRequest
 from flyball_server.planning.policies.envpipe import outer_envelope
@@ -31,7 +30,6 @@ from .tiny_pipelines import (
     F,
     I,
     Points,
-    R,
     W,
     any_models,
     context_of,
@@ -40,7 +38,6 @@ from .tiny_pipelines import (
     profile_of,
     profiles,
     refuses,
-    timed_profile,
     written,
 )
 
@@ -147,17 +144,6 @@ def test_extra_forwards_that_cannot_be_run_are_refused(extra: tuple[int, ...], t
         schedule_for("1f1b", context)
 
 
-def test_both_parts_of_a_split_backward_count_as_the_wait() -> None:
-    """Input 2 s and weight 3 s before a forward of 1 s: 5 with one stage behind."""
-    stage: dict[InstructionKind, Points] = {
-        F: [(2, 1.0, 1.0), (1, 9.0, 9.0)],
-        I: [(2, 2.0, 1.0), (1, 9.0, 9.0)],
-        W: [(2, 3.0, 1.0), (1, 9.0, 9.0)],
-    }
-    profile = profile_of([stage, stage])
-    assert extra_warmup_forwards(context_of(profile, 20)) == (5, 0)
-
-
 def test_the_valley_counts_only_what_the_schedule_runs() -> None:
     """Split parts beside a whole backward do not move the valley of forward and backward.
 
@@ -224,12 +210,6 @@ def two_valleys() -> StageProfile:
     return profile_of(stages)
 
 
-def test_baseline_runs_everything_at_the_highest_clock_of_its_stage_and_kind() -> None:
-    stage = {F: [(100, 1.0, 1.0), (300, 1.0, 9.0)], B: [(200, 1.0, 1.0), (250, 1.0, 9.0)]}
-    model = model_of(profile_of([stage, stage]), 1)
-    assert clocks_mhz(model, assigned(Policy.BASELINE, model)) == [[("F0", 300), ("B0", 250)]] * 2
-
-
 def test_envelope_runs_the_outer_envelope_at_the_highest_and_the_rest_at_the_valley() -> None:
     model = model_of(two_valleys(), 3)
     assert clocks_mhz(model, assigned(Policy.ENVELOPE, model)) == [
@@ -280,38 +260,3 @@ def test_under_any_schedule_the_envelope_is_a_path_that_ends_last_where_all_stag
     assert sum(units[node] for node in envelope) == max(
         event_driven_finish_s(planned_schedule(model), units)
     )
-
-
-@pytest.mark.parametrize("policy", ["baseline", "uniform", "envelope"])
-def test_another_target_than_fastest_is_refused(policy: Policy) -> None:
-    request = PolicyRequest(
-        model=model_of(equal_profile(2), 2),
-        reconfigure_granularity_mhz=30,
-        options=PlanOptions(reconfigure=Reconfigure.BALANCED, target="least-energy"),
-    )
-    with refuses("target", "support 'fastest' only"):
-        POLICIES[policy](request)
-
-
-def test_recomputing_weighs_as_much_as_a_forward_in_the_outer_envelope() -> None:
-    """Stage 0 waits for its gradient until 4, as long as F0 F1 F2 R0 take; the gradient wins.
-
-    Were recomputing 2 units, R0 would end at 5 and the envelope stay on stage 0.
-    """
-    begin = [("forward", 0), ("forward", 1), ("forward", 2), ("recompute", 0), ("backward", 0)]
-    again = [(kind, at) for at in (1, 2, 3) for kind in ("recompute", "backward")]
-    first = [*begin, ("forward", 3), *again]
-    last = [(kind, at) for at in range(4) for kind in ("forward", "backward")]
-    profile = timed_profile(2, {F: 1.0, B: 2.0, R: 1.0})
-    context = ScheduleContext(
-        profile=profile, num_microbatches=4, order=explicit_order([first, last], None)
-    )
-    model = build_model(profile, schedule_for("explicit", context), (5.0,))
-    envelope = outer_envelope(model.dag)[:4]
-    where = [(model.dag.stage[node], model.dag.instruction[node]) for node in envelope]
-    assert [(stage, one.kind, one.microbatch) for stage, one in where] == [
-        (0, F, 0),
-        (1, F, 0),
-        (1, B, 0),
-        (0, B, 0),
-    ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -26,8 +25,6 @@ from .tiny_pipelines import (
     B,
     F,
     any_requests,
-    changed_points,
-    equal_profile,
     merged_profile,
     profile_of,
     profiles,
@@ -63,31 +60,6 @@ def test_of_a_pipeline_that_never_flushes_each_row_is_a_period_of_its_stage() ->
     assert (last.start_s, last.duration_s) == ((0.0, 2.0, 4.0, 6.0), (2.0, 2.0, 2.0, 2.0))
     assert (first.energy_j, first.float_s) == ((6.0, 9.0, 6.0, 9.0), (2.0,) * 4)
     assert critical_places(timeline) == ((1, 0), (1, 1), (1, 2), (1, 3))
-
-
-def test_a_plan_for_a_slow_stage_is_drawn_with_its_slowdown() -> None:
-    """Stage 1 takes 1.5 and 3 s; stage 0's second forward and first backward run at 1000 MHz.
-
-    Stage 1: 1..2.5, 2.5..5.5, 5.5..7, 7..10. Stage 0: 0..1, 1..2.25, 5.5..8, 10..12.
-    """
-    slow = Slowdown(stage=1, slowdown=1.5)
-    plan = make_slowed_plan(slowed_request(equal_profile(2), slow, num_microbatches=2))
-    _, (first, last) = rows_of(equal_profile(2), plan)
-    assert first.clock_mhz == (1410, 1000, 1000, 1410)
-    assert (first.start_s, first.duration_s) == ((0.0, 1.0, 5.5, 10.0), (1.0, 1.25, 2.5, 2.0))
-    assert (last.start_s, last.duration_s) == ((1.0, 2.5, 5.5, 7.0), (1.5, 3.0, 1.5, 3.0))
-    assert first.float_s == (0.0, 3.25, 2.0, 0.0)
-    assert last.energy_j == (15.0, 45.0, 15.0, 45.0)
-
-
-def test_on_a_changed_profile_a_plan_takes_the_energy_of_that() -> None:
-    plan = make_plan(request_of(equal_profile(2), 2, policy="baseline")).plan
-    dearer = changed_points(
-        equal_profile(2), lambda _, point: replace(point, energy_j=1 + point.energy_j)
-    )
-    timeline, is_as_planned = job_timeline(dearer, plan)
-    assert not is_as_planned
-    assert timeline.simulation.whole.energy_j == pytest.approx(plan.predicted.energy_j + 8)
 
 
 def test_pipelines_that_run_alike_share_their_rows_and_wait_for_the_slow_one() -> None:

@@ -13,10 +13,9 @@ from flyball_pipeline.schedules.inputs import ExplicitOrder
 from flyball_server.jobs.probing import probing_schedule
 from flyball_server.planning.planner import PlanRequest, make_plan, model_of_request
 from flyball_server.planning.scheduling import ScheduleContext, schedule_for
-from flyball_server.planning.stragglers.slowed_pipelines import make_slowed_plan
 from flyball_wire.messages import JobSpec
 from flyball_wire.plan_options import Policy, Reconfigure
-from flyball_wire.plans.plan import PlannedInstruction, Slowdown
+from flyball_wire.plans.plan import PlannedInstruction
 
 from .oracles import every_plan, least_energy_j
 from .tiny_pipelines import (
@@ -28,7 +27,6 @@ from .tiny_pipelines import (
     profile_of,
     refuses,
     request_of,
-    slowed_request,
 )
 
 REQUEST = request_of(equal_profile(2), 2, policy=Policy.ENVELOPE)
@@ -141,16 +139,6 @@ def test_a_single_step_runs_at_the_best_clock_of_its_profile(
         assert (plan.iteration_time_s, plan.predicted.energy_j) == pytest.approx(
             (point.time_s, point.energy_j)
         )
-
-
-def test_the_other_ranks_slow_down_to_a_straggler() -> None:
-    slowdown = Slowdown(stage=0, slowdown=1.3, dp_rank=1)
-    plan = make_slowed_plan(slowed_request(PROFILE, slowdown, num_pipelines=2, **OPTIONS))
-    assert plan.is_separate
-    clocks = [pipeline.stages[0][0].frequency_mhz for pipeline in plan.pipelines]
-    assert clocks == [1000, 1400]
-    waiting_j = 80.0 * (1.3 - 1.25)
-    assert plan.predicted.energy_j == pytest.approx(460 / 2 + waiting_j + 1.3 * 600 / 2)
 
 
 def test_a_single_step_is_known_before_its_profile() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from random import Random
@@ -12,10 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flyball_pipeline.errors import PipelineError
-from flyball_profiles.examples import load_example_profile
 from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_server.planning.model.simulator import simulate
-from flyball_server.planning.planner import make_plan, model_of_request
 from flyball_server.planning.policies.measured_reconfigure import (
     MeasuredLoop,
     MeasuredPipeline,
@@ -30,9 +27,8 @@ from flyball_server.planning.policies.measured_reconfigure import (
 from flyball_server.planning.policies.reconfigure import (
     RECONFIGURATIONS,
     reconfigure,
-    reconfiguring_steps,
 )
-from flyball_wire.plan_options import Policy, Reconfigure
+from flyball_wire.plan_options import Reconfigure
 
 from .oracles import event_driven_finish_s
 from .tiny_pipelines import (
@@ -45,7 +41,6 @@ from .tiny_pipelines import (
     model_of,
     node_of,
     profile_of,
-    request_of,
     two_by_two,
 )
 
@@ -98,11 +93,6 @@ def test_one_move_on_a_stage_that_is_all_critical(
     assert tuple(clocks[choice] for choice in assignment) == (after_mhz or before_mhz)
 
 
-def test_default_raises_nothing() -> None:
-    model = model_of(profile_of([{F: HUNDREDS, B: HUNDREDS}]), 2)
-    assert reconfigure(model, [4, 3, 2, 1], Reconfigure.DEFAULT, 30) == [4, 3, 2, 1]
-
-
 @pytest.mark.parametrize(
     ("slow_backward_s", "final_mhz"),
     [
@@ -140,26 +130,6 @@ def test_it_ends_no_slower_than_baseline_with_a_critical_path_at_the_highest_clo
         for assignment in (result, model.baseline())
     )
     assert time_s <= baseline_s
-
-
-@pytest.mark.parametrize("manner", ["greedy", "balanced"])
-def test_each_step_raises_something_on_the_critical_path_up_to_the_reconfigured_plan(
-    manner: Reconfigure,
-) -> None:
-    """EnvPipe's plan of four stages of the example."""
-    profile = load_example_profile().select_stages((0, 1, 2, 7))
-    request = request_of(profile, 4, policy=Policy.ENVELOPE, reconfigure=manner)
-    unraised = request.with_options(reconfigure=Reconfigure.DEFAULT)
-    start, end = (make_plan(each).assignment for each in (unraised, request))
-    model = model_of_request(request)
-    steps = list(reconfiguring_steps(model, start, manner, 30))
-    assert (steps[0], steps[-1]) == (start, end)
-    assert len(steps) > 2
-    for before, after in itertools.pairwise(steps):
-        raised = {node for node in range(len(start)) if after[node] != before[node]}
-        assert raised
-        assert all(after[node] < before[node] for node in raised)
-        assert raised <= set(simulate(model, before).critical_path)
 
 
 Measure = Callable[[PipelineModel, Sequence[int]], MeasuredPipeline]

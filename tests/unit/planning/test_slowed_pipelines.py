@@ -108,14 +108,6 @@ def test_a_deadline_is_kept_as_it_is_and_refused_where_the_slow_one_misses_it() 
     assert plan.iteration_time_s <= 5.0
 
 
-def test_a_drift_of_a_stage_of_all_pipelines_is_one_plan_for_all() -> None:
-    drift = Slowdown(stage=1, slowdown=1.5)
-    plan = planned(slowed_request(merged_profile(2, 2), drift, num_pipelines=2, num_microbatches=2))
-    alone = planned(slowed_request(equal_profile(2), drift, num_microbatches=2))
-    assert plan.stages == alone.stages
-    assert plan.predicted.energy_j == pytest.approx(2 * alone.predicted.energy_j)
-
-
 @pytest.mark.parametrize(
     ("slowdowns", "time_s", "energy_j"),
     [
@@ -139,12 +131,6 @@ def test_two_pipelines_that_are_slow_alike_are_planned_once() -> None:
     plan = planned_apart(slowed_request(merged_profile(3), *slow, num_pipelines=3))
     assert [pipeline.stands_for for pipeline in plan.pipelines] == [(0, 2), (1,)]
     assert [pipeline.dp_ranks[0] for pipeline in plan.by_dp_rank] == [0, 1, 0]
-
-
-def test_a_profile_of_fewer_ranks_than_pipelines_still_gives_the_energy_that_it_holds() -> None:
-    slow = Slowdown(stage=0, slowdown=7 / 6, dp_rank=1)
-    plan = planned_apart(slowed_request(equal_profile(1), slow, num_pipelines=2))
-    assert plan.predicted.energy_j == pytest.approx((30 + 40 * 7 / 6) / 2)
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))

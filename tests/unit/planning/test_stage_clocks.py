@@ -10,10 +10,9 @@ from tests.planner.samples import one_microbatch
 from flyball_profiles.rank_merge import whole_stages
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.planning.planner import make_plan
-from flyball_server.planning.stragglers.slowed_pipelines import make_slowed_plan
 from flyball_server.views.plan_facts import mean_stage_clocks_mhz
 from flyball_wire.plan_options import Effort, Policy
-from flyball_wire.plans.plan import PipelinePlan, Slowdown, probe_of
+from flyball_wire.plans.plan import PipelinePlan, probe_of
 
 from .tiny_pipelines import (
     B,
@@ -21,7 +20,6 @@ from .tiny_pipelines import (
     equal_profile,
     profile_of,
     request_of,
-    slowed_request,
     timed_profile,
 )
 
@@ -62,15 +60,6 @@ def test_a_chunk_counts_by_its_own_time() -> None:
     # A profile of the whole stage alone does not know what a chunk takes.
     whole = timed_profile(1, {F: 4.0, B: 6.0})
     assert mean_stage_clocks_mhz(slowed, whole) == pytest.approx(((1000 + 3 * 1410) / 4,))
-
-
-def test_of_separate_pipelines_it_is_over_all_of_them() -> None:
-    """Three of four run 1 s at 1410 MHz and 2.5 s at 1000 MHz; one is at 1410 MHz for 3 s."""
-    one = equal_profile(1)
-    slow = Slowdown(stage=0, slowdown=7 / 6, dp_rank=2)
-    plan = make_slowed_plan(slowed_request(one, slow, num_pipelines=4))
-    expected = (3 * (1410 + 2500) + 3 * 1410) / (3 * 3.5 + 3)
-    assert mean_stage_clocks_mhz(plan, one) == pytest.approx((expected,))
 
 
 def test_of_a_plan_to_learn_from_it_is_over_all_steps_of_its_cycle() -> None:

@@ -109,13 +109,6 @@ def test_energies_come_back_divided_by_equal_power_at_the_highest_clock() -> Non
     assert (energies.error_j < 0.02 * energies.mean_j).all()
 
 
-def test_a_given_blocking_power_is_kept_and_has_no_error() -> None:
-    (findings,) = find(setup_of(blocking_power_w=BLOCKING_POWER_W), steps_of(block=2))
-    energies = energies_of(findings)
-    assert energies.blocking_power_w == BLOCKING_POWER_W
-    assert energies.blocking_power_error_w == 0
-
-
 def test_ranks_together_draw_blocking_power_each() -> None:
     setup = setup_of()
     ranks = [replace(step, energy_j=4 * (step.energy_j or 0)) for step in steps_of(block=4)]

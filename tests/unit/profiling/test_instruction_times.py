@@ -81,13 +81,6 @@ def test_between_probes_times_are_interpolated_within_their_error() -> None:
     assert times.error_s[is_probed].max() < times.error_s[~is_probed].max()
 
 
-def test_where_whole_steps_scatter_more_instructions_of_a_step_tell_no_more() -> None:
-    few = estimated({1400: 4, 850: 4}, noise=0.001, step_noise=0.03)
-    many = estimated({1400: 64, 850: 64}, noise=0.001, step_noise=0.03)
-    assert many.error_s[0] == pytest.approx(few.error_s[0], rel=0.1)
-    assert few.error_s[0] / few.mean_s[0] == pytest.approx(0.03 / np.sqrt(20), rel=0.3)
-
-
 def fitted(
     *values: list[float],
     prior: VariancePart,
@@ -141,10 +134,3 @@ def test_variances_are_found_from_readings_that_show_them() -> None:
     # Of a group's mean, the share that the prior takes off: 1 / (1 + 5 * 3^2).
     means = np.bincount(group, values) / 5
     assert fit.mean == pytest.approx(means * 45 / 46, rel=0.02)
-
-
-def test_a_part_without_spread_keeps_its_guess() -> None:
-    prior = VariancePart(covariance=np.eye(2), guess=0.5)
-    (fit,) = fitted([5.0, -4.0], prior=prior, noise=(0.1, 1.0))
-    assert fit.noise[0] > 0.5
-    assert fit.covariance[0, 0] == pytest.approx(1 / (1 / 0.5**2 + 1 / fit.noise[0] ** 2))

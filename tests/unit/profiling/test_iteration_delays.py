@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -85,16 +84,6 @@ def test_steps_that_are_slow_as_a_whole_change_nothing() -> None:
     steps.begin_s[:, 4] += np.where(np.array(dag.stage) == 1, 0.3, 0.0)[:, None]
     delays = measured_delays(dag, steps)
     assert (delays.tail_s, delays.transfer_s) == (TAIL_S, (HOP_S,))
-
-
-def test_times_that_are_not_certain_are_none() -> None:
-    dag = one_f_one_b()
-    short = timed(dag, tail_s=0.0005, hop_s=0.0001)
-    assert measured_delays(dag, short) == measured_delays(dag, timed(dag, tail_s=0.0, hop_s=0.0))
-    uneven = timed(dag, tail_s=0.0, hop_s=0.0)
-    uneven.iteration_time_s[:] += np.linspace(-0.1, 0.11, NUM_STEPS)
-    delays = measured_delays(dag, uneven)
-    assert (delays.tail_s, delays.transfer_s) == (0.0, ())
 
 
 @pytest.mark.parametrize(("num_errors", "is_certain"), [(0.9, False), (1.1, True)])
@@ -185,7 +174,7 @@ def ran(
         wait_s: idle time before every third instruction.
     """
     generator = np.random.default_rng(5)
-    step_s = 2e-5
+    step_s = 4e-5
     times_s = np.array([FORWARD_S if kind == "F" else BACKWARD_S for kind, _ in order])
     requests: dict[int, tuple[int, float]] = {}
     if early_s is not None:
@@ -261,11 +250,3 @@ def test_much_noise_and_no_changes_leave_the_delays_uncertain() -> None:
     still = [("F", HIGH), ("B", HIGH)] * 6
     found = measured_change_delays([ran(order=still)])
     assert (found.up_s, found.down_s) == (None, None)
-
-
-def test_a_slow_rank_and_further_stages_change_nothing() -> None:
-    stage = ran(noise=0.003)
-    slow = replace(stage, begin_s=1.3 * stage.begin_s, compute_s=1.3 * stage.compute_s)
-    found = measured_change_delays([slow, stage])
-    assert found.up_s == pytest.approx(UP_S, rel=0.25)
-    assert found.down_s == pytest.approx(DOWN_S, rel=0.25)

@@ -43,12 +43,6 @@ def test_a_document_has_each_distinct_row_of_a_stage_once_and_is_read_as_its_pla
     assert plan_from_document(document) == PLAN
 
 
-def test_each_instruction_has_its_highest_clock_of_the_cycle() -> None:
-    lowered = probe_of(SCHEDULE, CYCLE_MHZ[1:2], 1.5)
-    assert lowered.pipelines[0].clocks_mhz == CYCLE_MHZ[1]
-    assert PLAN.pipelines[0].clocks_mhz == CYCLE_MHZ[0]
-
-
 @pytest.mark.parametrize(
     ("cycle_mhz", "field"),
     [

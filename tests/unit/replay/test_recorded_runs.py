@@ -12,7 +12,6 @@ from tests.recorded_run_schema import validate
 from tests.shared_data import needs_shared_data, recorded_runs
 from tests.unit.replay.synthetic_runs import Document, recording_of, synthetic_document
 
-from flyball_server.replay.recorded_runs import Recording
 from flyball_wire.codec import encode
 from flyball_wire.errors import CodecError
 
@@ -83,37 +82,25 @@ TOTALS = {"count": 1, "time_s_mean": 1.0, "time_s_deviation": 0.0}
         (_set("pp"), "pp is missing"),
         (_set("pp", to=10**12), "run baseline: clocks_mhz: has 3 stages, pp is"),
         (_set("num_microbatches", to=9), "run baseline, stage 0: clocks_mhz: has 16 clocks"),
-        (_set("num_microbatches", to=True), "num_microbatches must be a whole number"),
         (_set("num_microbatches", to=0), "num_microbatches: must be at least 1, not 0"),
         (_set("schedule", to="zb-h1"), "schedule: 'zb-h1' is known, but not replayed"),
         (_set("schedule", to="none"), "schedule: 'none' is unknown"),
         (_set(*_RUN, "schedule", to="gpipe"), "run plan-2: schedule: is 'gpipe'"),
-        (_set("runs", to={}), "runs must be a list"),
         (_set("runs", to=[]), "runs: must hold at least two runs"),
-        (_set(*_RUN, to=[]), "runs[2] must be an object"),
-        (_set(*_RUN, "name"), "runs[2].name is missing"),
         (_set(*_RUN, "name", to="a\nb"), "runs[2]: name: must be 1 to 200 printable characters"),
         (_set(*_RUN, "name", to="plan-1"), "run plan-1: two runs have this name"),
-        (_set(*_RUN, "clocks_mhz"), "runs[2].clocks_mhz is missing"),
         (_set(*_RUN, "clocks_mhz", 1), "run plan-2: clocks_mhz: has 2 stages"),
         (_set(*_RUN, "clocks_mhz", 1, 3), "run plan-2, stage 1: clocks_mhz: has 15 clocks"),
-        (_set(*_RUN, "clocks_mhz", 1, to=7), "runs[2].clocks_mhz[1] must be a list"),
-        (_set(*_RUN, "clocks_mhz", 1, 3, to=1050.5), "clocks_mhz[1][3] must be a whole number"),
         (_set(*_RUN, "clocks_mhz", 1, 3, to=10**30), "runs[2]: clocks_mhz of stage 1: must be"),
         (_set(*_RUN, "clocks_mhz", 1, 3, to=1111), "stage 1: instruction_times: has no"),
         (_set(*_RUN, "iteration_time_s", to=[]), "runs[2]: give iteration_time_s, of at least"),
-        (_set(*_RUN, "iteration_time_s", 0, to=NAN), "iteration_time_s[0] must be a finite"),
         (_set(*_RUN, "iteration_time_s", 0, to=1e9), "iteration_time_s[0]: must be from"),
-        (_set(*_RUN, "iterations", to={"count": 0}), "runs[2].iterations.time_s_mean is missing"),
         (_set(*_RUN, "iterations", to=TOTALS), "runs[2]: give iteration_time_s, of at least"),
         (_set(*_RUN, "energy_j_per_stage", 0), "run plan-2: energy_j_per_stage: has 2 stages"),
-        (_set(*_RUN, "energy_j_per_stage", 1, to=NAN), "energy_j_per_stage[1] must be a finite"),
         (_set(*_RUN, "energy_j_per_stage", 1, to=1e13), "above 0, at most 1e+12, not 1"),
         (_set(*_TIMES, "stage", to=3), "run plan-2, stage 3: instruction_times: backward at"),
         (_set(*_TIMES, "instruction", to="step"), "instruction: must be forward or backward"),
-        (_set(*_TIMES, "instruction", to="walk"), "instruction must be one of forward,"),
         (_set(*_TIMES, "frequency_mhz", to=1375), "backward at 1375 MHz is not in the run's plan"),
-        (_set(*_TIMES, "time_s_median", to=NAN), "instruction_times[0].time_s_median must be a"),
         (_set(*_TIMES, "time_s_median", to=-1), "instruction_times[0]: time_s_median: must be"),
         (_set(*_TIMES, "time_s_median"), "instruction_times[0]: give time_s_median or time_s_mean"),
         (_set(*_TIMES, "samples", to=0), "instruction_times[0]: samples: must be at least 1"),
@@ -131,23 +118,3 @@ def test_a_fault_is_named_with_its_place(
     assert said in str(refused.value)
     assert "\n" not in str(refused.value)
     assert len(str(refused.value)) < 400
-
-
-@pytest.mark.parametrize("document", [None, [], "runs", 3])
-def test_what_is_no_object_is_refused(document: Any) -> None:  # noqa: ANN401 - any JSON
-    with pytest.raises(CodecError, match=f"{Recording.__name__} must be an object"):
-        recording_of(document)
-
-
-def test_the_same_times_twice_are_refused(valid: Document) -> None:
-    document = deepcopy(valid)
-    times = document["runs"][1]["instruction_times"]
-    times.append(times[0])
-    with pytest.raises(CodecError, match=r"run plan-1, stage 0: .*is there twice"):
-        recording_of(document)
-
-
-def test_keys_that_are_not_needed_are_ignored(valid: Document) -> None:
-    document = deepcopy(valid)
-    document["source"], document["runs"][0]["weather"] = "a cluster", "fair"
-    assert recording_of(document) == recording_of(valid)

@@ -9,7 +9,7 @@ from tests.unit.replay.synthetic_runs import Document, Truth, recording_of, synt
 
 from flyball_server.cli.replay import replay_text
 from flyball_server.replay.recorded_runs import RecordingError
-from flyball_server.replay.replayed_runs import Replay, replay
+from flyball_server.replay.replayed_runs import Replay, fitted_places, replay
 from flyball_server.replay.runs_fit import RecordedWorkload, RunsFit, fit_runs
 
 
@@ -70,21 +70,6 @@ def test_a_missing_time_is_between_the_stages_own_line_and_the_shape_of_the_othe
     assert fit.time_s[1, at_1200] == pytest.approx(truth.time_s(1, "forward", 1200))
 
 
-def test_times_at_the_power_limit_stay_as_measured() -> None:
-    """A clock that is not held may even take longer than a lower one."""
-    truth = Truth(limit_mhz=1200)
-    document = synthetic_document(truth)
-    for run in document["runs"]:
-        for times in run["instruction_times"]:
-            if times["frequency_mhz"] == 1400:
-                times["time_s_median"] *= 1.01
-    fit = fitted(document)
-    clocks = list(fit.workload.clocks_mhz)
-    forwards_s = dict(zip(clocks, fit.time_s[0].tolist(), strict=False))
-    assert forwards_s[1300] == pytest.approx(truth.time_s(0, "forward", 1200))
-    assert forwards_s[1400] == pytest.approx(1.01 * forwards_s[1300])
-
-
 def test_a_run_in_other_conditions_spoils_neither_times_nor_energies() -> None:
     expected = replayed(synthetic_document(noise_percent=0.1)).mean_absolute_error_percent
     document = synthetic_document(noise_percent=0.1)
@@ -99,18 +84,6 @@ def test_a_run_in_other_conditions_spoils_neither_times_nor_energies() -> None:
     assert result.mean_absolute_error_percent.energy < 0.15 + expected.energy
 
 
-def test_a_tail_that_drifts_with_the_plans_is_followed() -> None:
-    document = synthetic_document(count=40)
-    longest = [run["iteration_time_s"][0] for run in document["runs"]]
-    slowest, fastest = max(longest), min(longest)
-    for run, time_s in zip(document["runs"], longest, strict=True):
-        drift_s = 0.1 * (time_s - fastest) / (slowest - fastest)
-        run["iteration_time_s"] = [time_s + drift_s] * 4
-    result = replayed(document)
-    # A constant tail is off by a quarter of the drift on average, 0.5 % of an iteration.
-    assert result.mean_absolute_error_percent.time < 0.25
-
-
 def test_a_run_whose_iterations_scatter_is_named() -> None:
     document = synthetic_document()
     document["runs"][3]["iteration_time_s"][2] *= 1.1
@@ -123,19 +96,9 @@ def test_a_run_whose_iterations_scatter_is_named() -> None:
     assert run.predicted_s_interval[1] - run.predicted_s > 0.03 * run.measured_s
 
 
-def test_time_outside_of_instructions_is_named() -> None:
-    document = synthetic_document(Truth(tail_s=4.0))
-    for run in replayed(document).runs:
-        assert "of its time (4 s) lies outside its forwards" in " ".join(run.notes)
-    alone = synthetic_document()
-    alone["runs"][5]["iteration_time_s"] = [t + 1 for t in alone["runs"][5]["iteration_time_s"]]
-    noted = {run.name for run in replayed(alone).runs if "outside" in " ".join(run.notes)}
-    assert noted == {"plan-5"}
-
-
 def test_intervals_hold_on_noisy_runs_and_are_not_wide() -> None:
     held, times, energies, widths, errors = 0, 0, 0, [], []
-    for seed in range(6):
+    for seed in range(4):
         result = replayed(synthetic_document(noise_percent=0.4, count=20, seed=seed))
         held += len(result.held_out)
         times += result.covered[0]
@@ -188,14 +151,42 @@ def test_errors_do_not_depend_on_the_unit_of_energy(scale: float) -> None:
     )
 
 
-def test_held_out_figures_do_not_change_their_predictions() -> None:
-    document = synthetic_document(noise_percent=0.5)
-    before = replayed(document).runs
-    for run in document["runs"][1::2]:
-        run["iteration_time_s"] = [3 * time_s for time_s in run["iteration_time_s"]]
-        run["energy_j_per_stage"] = [3 * energy_j for energy_j in run["energy_j_per_stage"]]
-        for times in run["instruction_times"]:
-            times["time_s_median"] *= 3
-    after = replayed(document).runs
-    assert [run.predicted_s for run in after] == [run.predicted_s for run in before]
-    assert [run.predicted_j for run in after] == [run.predicted_j for run in before]
+# ------------------------------------------------------------------ choice of runs by `--fit`
+
+
+NAMES = ("baseline", "a", "b", "c", "d", "e")
+
+
+@pytest.mark.parametrize(
+    ("text", "places"),
+    [
+        ("every-second", (0, 2, 4)),
+        ("all", (0, 1, 2, 3, 4, 5)),
+        ("spread:2", (0, 5)),
+        ("spread:3", (0, 2, 5)),
+        ("spread:6", (0, 1, 2, 3, 4, 5)),
+        ("names:d,baseline", (0, 4)),
+        ("names: a , a", (1,)),
+    ],
+)
+def test_a_rule_takes_these_places(text: str, places: tuple[int, ...]) -> None:
+    assert fitted_places(text, NAMES) == places
+
+
+@pytest.mark.parametrize(
+    "text", ["", "half", "spread", "spread:", "spread:1", "spread:-3", "spread:x", "names:",
+             "names:a,,b", "every-second:2", "spread:" + "9" * 20]
+)  # fmt: skip
+def test_another_text_is_refused(text: str) -> None:
+    with pytest.raises(RecordingError, match="known: every-second, spread:5"):
+        fitted_places(text, NAMES)
+
+
+def test_a_run_that_is_not_there_is_named() -> None:
+    with pytest.raises(RecordingError, match="run z: --fit names an unknown run"):
+        fitted_places("names:a,z", NAMES)
+
+
+def test_more_runs_than_there_are_cannot_be_spread() -> None:
+    with pytest.raises(RecordingError, match="spread:7 of 6 runs"):
+        fitted_places("spread:7", NAMES)

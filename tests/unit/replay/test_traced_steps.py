@@ -146,16 +146,6 @@ def test_events_come_in_any_order_and_ranges_outside_of_steps_do_not_count() -> 
         steps_of_traces([read(span("Forward 0", 100, 0))])
 
 
-def test_parts_of_the_model_are_chunks_of_the_stages() -> None:
-    traces = [
-        read(*(span(f"PP:{part}F0", 100 * part, 50) for part in (stage, stage + 2)))
-        for stage in (0, 1)
-    ]
-    (recorded,) = steps_of_traces(traces)
-    (pipeline,) = recorded.pipelines
-    assert [[each.instruction.chunk for each in stage] for stage in pipeline.stages] == [[0, 1]] * 2
-
-
 def ranks_of(places: Sequence[tuple[int, Sequence[int]]]) -> list[RankTrace]:
     """Return traces of one forward, of ranks and the ranks of their pipelines."""
     return [
