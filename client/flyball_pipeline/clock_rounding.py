@@ -20,7 +20,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import NamedTuple, Self
 
 from flyball_pipeline.step_curves import StepCurve
 from flyball_pipeline.step_paths import StepPaths
@@ -133,19 +133,27 @@ class InForce:
         self.effect_s = self._delays.up_s - self.since_up_s
 
 
+class StepStart(NamedTuple):
+    """Clocks in force as a step's first clocks are requested, and the time until it begins."""
+
+    #: Per stage, the number of the clock in force.
+    in_force: Sequence[int]
+    #: Least time until the step begins, s.
+    gap_s: float
+
+
 class ClockRounding:
     """Clocks of a step of one pipeline.
 
     In all methods:
     `choices` are clocks: per place, an index into its curve's kept clocks, 0 the highest.
     `highest_s` is per place its time at the highest clock in this step, s.
-    `in_force` is per stage the number of the clock in force as the step before ended.
+    `start` is how the step starts.
 
     Args:
         paths: its instructions.
         curves: per place, its curve.
         delays: delays of clock changes; None: they have none.
-        gaps_s: per stage, least time from the request of a step's first clock to its begin, s.
     """
 
     def __init__(
@@ -153,9 +161,8 @@ class ClockRounding:
         paths: StepPaths,
         curves: Sequence[StepCurve],
         delays: ChangeDelays | None,
-        gaps_s: Sequence[float],
     ) -> None:
-        self._paths, self._curves, self._delays, self._gaps_s = paths, curves, delays, gaps_s
+        self._paths, self._curves, self._delays = paths, curves, delays
         self._ratios = [curve.ratios for curve in curves]
 
     def durations_s(self, choices: Sequence[int], highest_s: Sequence[float]) -> list[float]:
@@ -168,7 +175,7 @@ class ClockRounding:
         times_s: Sequence[float],
         highest_s: Sequence[float],
         segments_s: Sequence[float],
-        in_force: Sequence[int],
+        start: StepStart,
         slowest: Mapping[int, int],
     ) -> tuple[list[int], list[float]]:
         """Return clocks at which instructions end as late as they may, and their latest ends, s.
@@ -179,17 +186,17 @@ class ClockRounding:
             times_s: Per place, the duration that places before it allow for, s.
             highest_s: As in all methods.
             segments_s: Time of each segment, s.
-            in_force: As in all methods.
+            start: As in all methods.
             slowest: Slowest choice of some places, by place; used where changes take time.
         """
         if self._delays is None:
             return self.rounded_at_once(times_s, highest_s, segments_s)
         late = _LateRounding(self._paths, self._curves, self._delays)
         late.aim_at(times_s, highest_s, segments_s)
-        return late.rounded(self._gaps_s, in_force, slowest)
+        return late.rounded(start, slowest)
 
     def latest_ends_s(
-        self, choices: Sequence[int], highest_s: Sequence[float], in_force: Sequence[int]
+        self, choices: Sequence[int], highest_s: Sequence[float], start: StepStart
     ) -> list[float]:
         """Return the latest end of each place after its segment's begin, s, and a 0."""
         paths, delays = self._paths, self._delays
@@ -197,15 +204,14 @@ class ClockRounding:
             return paths.ends_s(self.durations_s(choices, highest_s))
         num = len(choices)
         ends_s = [0.0] * (num + 1)
-        states = [InForce(number, delays) for number in in_force]
-        free_at_first_s = [-gap_s for gap_s in self._gaps_s]
+        states = [InForce(number, delays) for number in start.in_force]
         places = zip(paths.edges, choices, highest_s, self._curves, paths.stage, strict=True)
         for place, ((before, source, transfer_s), choice, least_s, curve, stage) in enumerate(
             places
         ):
             state = states[stage]
             if paths.is_first[place]:
-                free_s = free_at_first_s[stage]
+                free_s = -start.gap_s
             else:
                 free_s = ends_s[before]
                 if before == num:
@@ -281,18 +287,18 @@ class _LateRounding:
         self._known_s = [*self._due_s, 0.0]
 
     def rounded(
-        self, gaps_s: Sequence[float], in_force: Sequence[int], slowest: Mapping[int, int]
+        self, start: StepStart, slowest: Mapping[int, int]
     ) -> tuple[list[int], list[float]]:
         """See `ClockRounding.rounded`."""
         paths, delays, ends_s = self._paths, self._delays, self._ends_s
-        states = [InForce(number, delays) for number in in_force]
+        states = [InForce(number, delays) for number in start.in_force]
         choices = [0] * paths.num_places
         for place, curve in enumerate(self._curves):
             stage, least_s = paths.stage[place], self._highest_s[place]
             state = states[stage]
             free_s = ends_s[paths.before[place]]
             if paths.is_first[place]:
-                free_s = -gaps_s[stage]
+                free_s = -start.gap_s
             elif paths.before[place] == paths.num_places:
                 state.meet()
             input_s = ends_s[paths.source[place]] + paths.transfer_s[place]

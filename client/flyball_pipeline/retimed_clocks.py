@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cached_property
 
 from flyball_pipeline.clock_groups import ClockGroups
@@ -27,11 +26,10 @@ class RetimedClocks:
         paths: StepPaths,
         curves: list[StepCurve],
         delays: ChangeDelays | None,
-        gaps_s: Sequence[float],
     ) -> None:
-        self._paths, self._delays, self._gaps_s = paths, delays, gaps_s
+        self._paths, self._delays = paths, delays
         self.curves = curves
-        self.rounding = ClockRounding(paths, curves, delays, gaps_s)
+        self.rounding = ClockRounding(paths, curves, delays)
         #: Per place, its longest time over that at the highest clock.
         self.most_ratios = [curve.ratios[-1] for curve in curves]
 
@@ -51,4 +49,4 @@ class RetimedClocks:
         distinct = {id(curve): curve for curve in self.curves}
         longer = {key: curve.with_reserve(reserve) for key, curve in distinct.items()}
         curves = [longer[id(curve)] for curve in self.curves]
-        return RetimedClocks(self._paths, curves, self._delays, self._gaps_s)
+        return RetimedClocks(self._paths, curves, self._delays)

@@ -31,7 +31,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import NamedTuple
 
-from flyball_pipeline.clock_rounding import ChangeDelays
+from flyball_pipeline.clock_rounding import ChangeDelays, StepStart
 from flyball_pipeline.dag import DependencyDag
 from flyball_pipeline.errors import PipelineError
 from flyball_pipeline.retimed_clocks import MAX_OF_MANY_TRIES, RetimedClocks
@@ -82,8 +82,6 @@ class RetimedPipeline:
         meeting: per node, the meeting that ends its segment, from 0 on; empty: one at the end.
         plan_mhz: per node, its clock in the plan in force; empty: there is no plan.
         delays: delays of clock changes; None: clocks change at once.
-        gap_s: per stage, least time from a step's end, where the next first clock is requested, to
-            the stage's first instruction, s; empty: none.
 
     Raises:
         RetimingError: the pipeline has more than `MAX_INSTRUCTIONS` instructions, or none; an
@@ -99,7 +97,6 @@ class RetimedPipeline:
         meeting: Sequence[int] = (),
         plan_mhz: Sequence[int] = (),
         delays: ChangeDelays | None = None,
-        gap_s: Sequence[float] = (),
     ) -> None:
         if not 0 < dag.num_nodes <= MAX_INSTRUCTIONS:
             raise RetimingError(
@@ -112,7 +109,6 @@ class RetimedPipeline:
             ("meeting", meeting or points, dag.num_nodes),
             ("plan_mhz", plan_mhz or points, dag.num_nodes),
             ("waiting_power_w", waiting_power_w, self.num_stages),
-            ("gap_s", gap_s or waiting_power_w, self.num_stages),
         ):
             if len(entries) != num:
                 raise RetimingError(f"{len(entries)} entries, not {num}", field=name)
@@ -124,8 +120,7 @@ class RetimedPipeline:
         #: Clocks of the pipeline, MHz, the highest first; a clock's number is its place here.
         self.clocks_mhz, self.curves = step_curves(of_nodes, powers_w)
         self.tail_s, self.delays = dag.tail_s, delays
-        self.gaps_s = tuple(gap_s) or (0.0,) * self.num_stages
-        self.clocks = RetimedClocks(self.paths, self.curves, delays, self.gaps_s)
+        self.clocks = RetimedClocks(self.paths, self.curves, delays)
         self._reserved = (0.0, self.clocks)
         self.plan_mhz = tuple(plan_mhz)
         self._highest_s = [curve.highest_s for curve in self.curves]
@@ -139,12 +134,9 @@ class RetimedPipeline:
 
     @cached_property
     def first_begins_s(self) -> list[float]:
-        """Least time of each stage from a step's end to its first begin, at factors of 1, s."""
-        ends_s, first = self.paths.ends_s(self._highest_s), self.paths.places_of_stage
-        return [
-            gap_s + ends_s[place] - self._highest_s[place]
-            for gap_s, (place, *_) in zip(self.gaps_s, first, strict=True)
-        ]
+        """Least time of each stage from a step's begin to its own, at factors of 1, s."""
+        ends_s = self.paths.ends_s(self._highest_s)
+        return [ends_s[place] - self._highest_s[place] for place, *_ in self.paths.places_of_stage]
 
     @cached_property
     def plan_times(self) -> tuple[float, ...]:
@@ -224,6 +216,7 @@ def retime(
     deadlines_s: Sequence[float],
     *,
     in_force_mhz: Sequence[int] = (),
+    gap_s: float = 0.0,
     reserve: StepReserve = NO_RESERVE,
 ) -> tuple[int, ...]:
     """Return per node its clock in a step, MHz.
@@ -236,6 +229,8 @@ def retime(
         factors: per node, its time in this step over that of its points.
         deadlines_s: time of each segment, s, the last with the tail.
         in_force_mhz: per stage, the clock in force as the step before ended; empty: the highest.
+        gap_s: least time from the end of the step before, where first clocks are requested, to the
+            begin of this one, s.
         reserve: room for errors of the factors.
 
     Raises:
@@ -248,14 +243,16 @@ def retime(
         )
     if not all(0 < deadline_s < math.inf for deadline_s in deadlines_s):
         raise RetimingError("must be positive numbers", field="deadlines_s")
-    if in_force_mhz and len(in_force_mhz) != pipeline.num_stages:
-        raise RetimingError(
-            f"{len(in_force_mhz)} for {pipeline.num_stages} stages", field="in_force_mhz"
-        )
+    num_stages = pipeline.num_stages
+    if in_force_mhz and len(in_force_mhz) != num_stages:
+        raise RetimingError(f"{len(in_force_mhz)} for {num_stages} stages", field="in_force_mhz")
+    if not 0 <= gap_s < math.inf:
+        raise RetimingError("must be a time of 0 s or more", field="gap_s")
     if _is_plan_in_force(pipeline, factors, deadlines_s):
         return pipeline.plan_mhz
     step = _Step(pipeline, pipeline.with_reserve(reserve.of_instruction), highest_s, factors)
-    step.aim_at(deadlines_s, in_force_mhz, reserve.of_step)
+    in_force = pipeline.numbers_of(in_force_mhz) or (0,) * num_stages
+    step.aim_at(deadlines_s, StepStart(in_force, gap_s), reserve.of_step)
     return pipeline.clocks_of(step.choices())
 
 
@@ -282,12 +279,10 @@ class _Step:
         self._pipeline, self._clocks, self._highest_s = pipeline, clocks, highest_s
         self._factors = [factors[node] for node in pipeline.paths.nodes]
 
-    def aim_at(
-        self, deadlines_s: Sequence[float], in_force_mhz: Sequence[int], reserve: float
-    ) -> None:
+    def aim_at(self, deadlines_s: Sequence[float], start: StepStart, reserve: float) -> None:
         """Take the rest of what `retime` takes."""
         pipeline, highest_s = self._pipeline, self._highest_s
-        self._in_force = pipeline.numbers_of(in_force_mhz) or [0] * pipeline.num_stages
+        self._start = start
         *before_s, last_s = deadlines_s
         segments_s = (*before_s, last_s - pipeline.tail_s)
         paths, rounding = pipeline.paths, self._clocks.rounding
@@ -298,7 +293,7 @@ class _Step:
         latest_s = own_s
         if pipeline.delays is not None:
             highest = [0] * len(highest_s)
-            ends_s = rounding.latest_ends_s(highest, highest_s, self._in_force)
+            ends_s = rounding.latest_ends_s(highest, highest_s, self._start)
             latest_s = paths.segment_times_s(ends_s)
         self._allowed_s = [
             max(both) * (1 + _TOLERANCE) for both in zip(segments_s, latest_s, strict=True)
@@ -308,11 +303,11 @@ class _Step:
     def _slowest_at_end(self) -> dict[int, int]:
         """Return of stages' last places the slowest choice from which a first clock is in time.
 
-        The next step's first clock is late by up to `up_s` less the time before its instruction
-        begins, and for so long the instruction runs at the clock of this step's last one; where
-        that is shorter than the rest of the delay, at the clocks of those before it. Instructions
-        that are much of their stage's work keep their clocks: higher ones would cost more than the
-        delay.
+        The next step's first clock is late by up to `up_s` less a gap like this step's and the time
+        before its instruction begins, and for so long the instruction runs at the clock of this
+        step's last one; where that is shorter than the rest of the delay, at the clocks of those
+        before it. Instructions that are much of their stage's work keep their clocks: higher ones
+        would cost more than the delay.
         """
         pipeline = self._pipeline
         if pipeline.delays is None:
@@ -323,7 +318,7 @@ class _Step:
             pipeline.paths.places_of_stage, pipeline.first_begins_s, strict=True
         ):
             left_s = _MOST_OF_STAGE * math.fsum(self._highest_s[place] for place in places)
-            late_s = pipeline.delays.up_s - begin_s
+            late_s = pipeline.delays.up_s - self._start.gap_s - begin_s
             for place in reversed(places):
                 left_s -= self._highest_s[place]
                 if late_s <= most_late_s or left_s < 0:
@@ -355,7 +350,7 @@ class _Step:
                 break
             self._stretch(times_s, most_s, is_squared=is_squared)
             choices, ends_s = self._clocks.rounding.rounded(
-                times_s, highest_s, self._aimed_s, self._in_force, self._slowest
+                times_s, highest_s, self._aimed_s, self._start, self._slowest
             )
             cost_j = self._cost_j(choices)
             shares.append(self._share_of_allowed(ends_s))
@@ -391,7 +386,7 @@ class _Step:
                 if cost_j >= best_j:
                     break
                 share = self._share_of_allowed(
-                    rounding.latest_ends_s(choices, self._highest_s, self._in_force)
+                    rounding.latest_ends_s(choices, self._highest_s, self._start)
                 )
                 if share <= 1:
                     best, best_j = choices, cost_j

@@ -235,6 +235,7 @@ class StepPipeline:
             factors,
             deadlines_s,
             in_force_mhz=deadlines.in_force_mhz if num_known == self.retimed.num_stages else (),
+            gap_s=deadlines.gap_s,
             reserve=StepReserve(of_step, of_instruction + load.caution),
         )
         stage, power_w = self._stage, part.waiting_power_w[self._stage]

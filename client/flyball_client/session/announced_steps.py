@@ -21,12 +21,25 @@ _logger = logging.getLogger(__name__)
 class AnnouncedSteps:
     """A session's steps, of which none has a plan of its own until `plan` is called.
 
+    Args:
+        stage: Stage of the rank.
+        rank_name: Job and rank, for the log.
+        link: Link to the planner; None: there is none.
+        clock_s: Clock of the times of its instructions, s.
+
     Attributes:
         shape: Number of microbatches of the last steps.
     """
 
-    def __init__(self, stage: int, rank_name: str, link: PlannerLink | None) -> None:
+    def __init__(
+        self,
+        stage: int,
+        rank_name: str,
+        link: PlannerLink | None,
+        clock_s: Callable[[], float],
+    ) -> None:
         self._stage, self._rank_name, self._link = stage, rank_name, link
+        self._clock_s = clock_s
         self.shape = StepShape()
         self._exchange: StepExchange | None = None
         self._has_logged = False
@@ -46,6 +59,7 @@ class AnnouncedSteps:
             first_step=first_step,
             stage=self._stage,
             rank_name=self._rank_name,
+            clock_s=self._clock_s,
         )
         if link is not None:
             link.plan_steps(self._exchange, coupling)

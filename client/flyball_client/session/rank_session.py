@@ -159,7 +159,7 @@ class RankSession:
                 current_step=lambda: self._current_step,
                 activate=self.plans.put,
             )
-        self._steps = AnnouncedSteps(stage, self.name, self._link)
+        self._steps = AnnouncedSteps(stage, self.name, self._link, self._clock_s)
         self._active_plan = ActivePlan(
             self.plans,
             keeps_plan=without_planner == "last-plan",

@@ -16,6 +16,7 @@ import math
 import operator
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from types import MappingProxyType
@@ -51,6 +52,8 @@ _HELPER_TIMEOUT_S = 10.0
 # Pauses between two looks at an exchange, s: the longest is a share of a step's time.
 _FIRST_PAUSE_S, _PAUSE_OF_STEP, _PAUSES_S = 0.0005, 0.02, (0.01, 0.1)
 _NEWS_PAUSE_S = _JOIN_S = 0.5
+# Steps of which the shortest gap before a step is taken for the next one's.
+_NUM_GAPS = 8
 # Steps whose work or plan is kept until they have run.
 _MAX_KEPT = 64
 # Exchanges in a row that were over too late, from which on that is said.
@@ -100,6 +103,7 @@ class StepExchange:
         first_step: Number of the first step.
         stage: Stage of this rank.
         rank_name: Job and rank, for the log.
+        clock_s: Clock of the times of its instructions, s.
         timeout_s: Time in s for the other ranks to come to an exchange.
     """
 
@@ -111,6 +115,7 @@ class StepExchange:
         first_step: int,
         stage: int,
         rank_name: str,
+        clock_s: Callable[[], float] = time.monotonic,
         timeout_s: float = TIMEOUT_S,
     ) -> None:
         self._agreement, self._ask, self._timeout_s = agreement, ask, timeout_s
@@ -128,6 +133,10 @@ class StepExchange:
         self._unaware: PlanKey | None = None
         self._begun, self._voided = first_step - 1, first_step - 1
         self._begun_s, self._longest_pause_s = time.monotonic(), _PAUSES_S[0]
+        # As the last step ended, and from there to the begin of the last steps, s.
+        self._clock_s = clock_s
+        self._ended_s: float | None = None
+        self._gaps_s = deque[float](maxlen=_NUM_GAPS)
         # Of the step after the begun one, and the last clock of the begun one.
         self._next_plan: PlanKey | None = None
         self._other_plans: Mapping[int, PlanKey] = {}
@@ -218,6 +227,9 @@ class StepExchange:
         now_s = time.monotonic()
         took_s, self._begun_s = now_s - self._begun_s, now_s
         self._longest_pause_s = min(max(_PAUSE_OF_STEP * took_s, _PAUSES_S[0]), _PAUSES_S[1])
+        if self._ended_s is not None:
+            self._gaps_s.append(self._clock_s() - self._ended_s)
+            self._ended_s = None
         self._next_plan, self._other_plans, self._last_mhz = next_plan, other_plans, last_mhz
         self._begun = step
         for kept in (self._plans, self._works):
@@ -260,12 +272,13 @@ class StepExchange:
         return work, (own.slack, min(own.clocks_mhz), max(own.clocks_mhz), own.saved_j)
 
     def learn(self, times_s: Callable[[], Sequence[float]], highest_mhz: int) -> None:
-        """Learn from the step that has ended last how slow this rank is.
+        """Learn from the step that has ended last how slow this rank is, and note when it ended.
 
         Args:
             times_s: Returns the time of each of its instructions, s.
             highest_mhz: Highest clock of the GPU, MHz.
         """
+        self._ended_s = self._clock_s()
         if self._ended is not None and self._ended.own is not None:
             self._slowness.add(self._ended.plan, self._ended.own, times_s(), highest_mhz)
 
@@ -310,7 +323,7 @@ class StepExchange:
         plan, others = self._next_plan, self._other_plans
         if self._is_late(step):
             plan, others = None, dict[int, PlanKey]()
-        load, in_force_mhz = self._gather(step, plan, others, announced)
+        load, messages = self._gather(step, plan, others, announced)
         plan = plan if load is None else load.plan
         timed = None if load is None else self._answer_to(load, _StepTimes)
         times_s = () if timed is None else timed.times_s
@@ -319,7 +332,10 @@ class StepExchange:
             return
         if announced is not None and announced.slowest_s is not None:
             greatest_s = (*greatest_s[:-1], max(greatest_s[-1], announced.slowest_s))
-        planned = self._answer_to(StepDeadlines(step, greatest_s, in_force_mhz), StepPlan)
+        deadlines = StepDeadlines(
+            step, greatest_s, clocks_in_force_mhz(messages), min(each.gap_s for each in messages)
+        )
+        planned = self._answer_to(deadlines, StepPlan)
         if self._begun >= step:
             self._note_late()
             return
@@ -357,10 +373,10 @@ class StepExchange:
         plan: PlanKey | None,
         others: Mapping[int, PlanKey],
         announced: _Announced | None,
-    ) -> tuple[StepLoad | None, tuple[int, ...]]:
-        """Return the step's load, and by stage the clock that is in force before it, MHz.
+    ) -> tuple[StepLoad | None, list[StepMessage]]:
+        """Return the step's load, and the messages of the pipeline's ranks.
 
-        None: the ranks have no work, or not the same plan. Empty: a clock is not known.
+        None: the ranks have no work, or not the same plan.
         """
         own = StepMessage(
             step=step,
@@ -368,17 +384,22 @@ class StepExchange:
             other_plans=tuple(others.items()),
             stage=self._stage,
             last_mhz=self._last_mhz,
+            gap_s=self._gap_s(),
             slowness=Slowness() if plan is None else self._slowness.of(plan),
         )
         message = own.as_bytes(None if announced is None else announced.work)
         messages, work = read_messages(self._result_of(self._agreement.gather(message)))
         if work is None:
-            return None, ()
+            return None, messages
         self._keep_work(step, work)
         load = common_load(messages, work)
         if load is not None and announced is not None:
             load = load._replace(coupling=announced.coupling)
-        return load, clocks_in_force_mhz(messages)
+        return load, messages
+
+    def _gap_s(self) -> float:
+        """Return the least time between two of the last steps on this rank, s; 0: not known."""
+        return max(0.0, min(self._gaps_s)) if len(self._gaps_s) == _NUM_GAPS else 0.0
 
     def _keep_work(self, step: int, work: StepWork) -> None:
         self._works[step] = work

@@ -23,6 +23,8 @@ class StepMessage(NamedTuple):
     stage: int
     #: Clock that is in force as the step before ends, MHz; 0: not known.
     last_mhz: int
+    #: Least time between two steps on this rank, s; 0: not known.
+    gap_s: float
     #: Under `plan`.
     slowness: Slowness
 
@@ -61,13 +63,14 @@ def read_messages(messages: Sequence[bytes]) -> tuple[list[StepMessage], StepWor
 
 
 def _read(line: bytes) -> StepMessage:
-    step, plan, other_plans, stage, last_mhz, slowness = json.loads(line)
+    step, plan, other_plans, stage, last_mhz, gap_s, slowness = json.loads(line)
     return StepMessage(
         step=int(step),
         plan=None if plan is None else _plan_key(*plan),
         other_plans=tuple((int(number), _plan_key(*key)) for number, key in other_plans),
         stage=int(stage),
         last_mhz=int(last_mhz),
+        gap_s=float(gap_s),
         slowness=Slowness(*map(float, slowness)),
     )
 

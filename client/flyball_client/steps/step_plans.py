@@ -38,6 +38,8 @@ class StepDeadlines(NamedTuple):
     greatest_s: tuple[float, ...]
     #: Per stage, the clock in force as the step before ends, MHz; empty: not known.
     in_force_mhz: tuple[int, ...]
+    #: Least time from there to the step's begin on any rank of the pipeline, s.
+    gap_s: float = 0.0
 
 
 class StepPlan(NamedTuple):

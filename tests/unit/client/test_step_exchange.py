@@ -124,12 +124,14 @@ class Rank:
         self.plan: CompiledPlan = compile_plan(self.part, stage=stage, supported_mhz=SUPPORTED_MHZ)
         self.key = PlanKey(self.part.version, self.part.plan_id)
         self.agreement = meeting.agreement(pipeline, stage)
+        self.now_s = 0.0
         self.exchange = StepExchange(
             self.agreement,
             ask=self.ask,
             first_step=0,
             stage=stage,
             rank_name=f"rank {pipeline}.{stage}",
+            clock_s=lambda: self.now_s,
             timeout_s=timeout_s,
         )
         self.planner = StepPlanner(self.exchange, "rank", coupling, SUPPORTED_MHZ)
@@ -311,6 +313,42 @@ def test_the_clock_in_force_before_a_step_counts(last_mhz: int) -> None:
         assert [list(rank.clocks(1))] != expected_mhz(
             1, heavy, heavy, in_force_mhz=[other_mhz], **rules
         )
+
+
+def test_the_least_time_between_the_last_steps_counts_on_any_rank_of_the_pipeline() -> None:
+    """A first clock that is requested so long before its step is in force as that begins."""
+    delays = ChangeDelays(up_s=0.05, down_s=0.02)
+    rules: dict[str, Any] = {"deadline_ratio": 1.1, "delays": delays}
+    meeting = Meeting(1, 2)
+    ranks = [Rank(meeting, 0, stage, **rules) for stage in (0, 1)]
+    heavy = step_work(HEAVY)
+
+    def run(step: int, gaps_s: Sequence[float]) -> list[list[int]]:
+        """Return the clocks of a step, after gaps on both ranks."""
+        for rank, gap_s in zip(ranks, gaps_s, strict=True):
+            rank.exchange.learn(list, HIGHEST_MHZ)
+            rank.now_s += gap_s
+            rank.exchange.begin(step - 1, next_plan=rank.key, last_mhz=1000)
+            rank.exchange.announce(step, HEAVY, None)
+        wait_until(lambda: all(rank.has_plan(step) for rank in ranks))
+        return [list(rank.clocks(step)) for rank in ranks]
+
+    def expected(gap_s: float) -> list[list[int]]:
+        return expected_mhz(2, heavy, heavy, in_force_mhz=[1000, 1000], gap_s=gap_s, **rules)
+
+    assert expected(0.0) != expected(0.03) != expected(0.1)
+    with running(*ranks):
+        for step in range(1, 8):
+            assert run(step, (0.03, 0.1)) == expected(0.0)  # too few steps have ended
+        assert run(8, (0.03, 0.1)) == expected(0.03)
+        for step in range(9, 16):
+            run(step, (0.1, 0.2))
+        assert run(16, (0.2, 0.1)) == expected(0.1)
+        # A failed step ends without a request.
+        for rank in ranks:
+            rank.now_s += 0.01
+            rank.exchange.begin(16, next_plan=rank.key, last_mhz=1000)
+        assert run(17, (0.1, 0.1)) == expected(0.1)
 
 
 def test_ranks_that_meet_at_every_instruction_have_a_deadline_for_each() -> None:

@@ -29,6 +29,7 @@ def _message(stage: int, **changes: Any) -> StepMessage:  # noqa: ANN401
         other_plans=((5, PlanKey(2, "five")),),
         stage=stage,
         last_mhz=1300,
+        gap_s=0.25,
         slowness=Slowness(),
     )
     return message._replace(**changes)

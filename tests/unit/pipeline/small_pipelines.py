@@ -8,7 +8,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from flyball_pipeline.dag import DependencyDag, build_dag
+from flyball_pipeline.dag import NONE, DependencyDag, build_dag
 from flyball_pipeline.instruction import equal_stages
 from flyball_pipeline.paths import earliest_finish_s
 from flyball_pipeline.retiming import RetimedPipeline
@@ -101,6 +101,7 @@ def late_end_s(
     factors: Sequence[float],
     in_force_mhz: Sequence[int],
     delay_s: Callable[[bool], float],
+    gap_s: float = 0.0,
 ) -> float:
     """Return the end of a step whose clock changes are late, s, change by change.
 
@@ -108,15 +109,17 @@ def late_end_s(
         pipeline: the pipeline.
         clocks_mhz: per node, its clock.
         factors: per node, its work.
-        in_force_mhz: per stage, the clock in force as the step before ended, at 0 s.
+        in_force_mhz: per stage, the clock in force as the step before ended.
         delay_s: draws the delay of a change up (true) or down, s.
+        gap_s: time from there, where first clocks are requested, to the step's begin at 0 s.
     """
     dag, ends_s = pipeline.dag, [0.0] * (len(pipeline.nodes) + 1)
     # Per stage, when each clock takes effect, in the order of the requests.
-    changes = [[(-1.0, mhz)] for mhz in in_force_mhz]
+    changes = [[(-1.0 - gap_s, mhz)] for mhz in in_force_mhz]
     for node in dag.topological_order:
         stage, kind, _ = pipeline.nodes[node]
-        free_s = ends_s[dag.order_predecessor[node]]
+        before = dag.order_predecessor[node]
+        free_s = -gap_s if before == NONE else ends_s[before]
         asked = changes[stage][-1][1]
         if clocks_mhz[node] != asked:
             effect_s = free_s + delay_s(clocks_mhz[node] > asked)

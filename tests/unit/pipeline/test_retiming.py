@@ -25,7 +25,7 @@ from tests.unit.pipeline.small_pipelines import (
     time_s,
 )
 
-from flyball_pipeline.clock_rounding import ChangeDelays
+from flyball_pipeline.clock_rounding import ChangeDelays, StepStart
 from flyball_pipeline.dag import build_dag
 from flyball_pipeline.instruction import SPLIT_BACKWARD, InstructionKind, equal_stages
 from flyball_pipeline.paths import earliest_finish_s
@@ -123,7 +123,6 @@ def test_refuses_what_it_cannot_retime() -> None:
         ("meeting", [0]),
         ("plan_mhz", [1400] * 3),
         ("waiting_power_w", [80.0] * 2),
-        ("gap_s", [0.0] * 2),
     ):
         with pytest.raises(RetimingError, match=f"{name}: {len(wrong)} entries, not"):
             pipeline.retimed(**{name: wrong})
@@ -131,6 +130,9 @@ def test_refuses_what_it_cannot_retime() -> None:
         pipeline.retimed(meeting=[0, 2])
     with pytest.raises(RetimingError, match="in_force_mhz: 2 for 1 stages"):
         retime(pipeline.retimed(), [1, 1], [0.3], in_force_mhz=[1400, 1400])
+    for gap_s in (-0.1, float("nan"), float("inf")):
+        with pytest.raises(RetimingError, match="gap_s: must be a time"):
+            retime(pipeline.retimed(), [1, 1], [0.3], gap_s=gap_s)
     assert MAX_INSTRUCTIONS == 33_000
     with pytest.raises(RetimingError, match="instructions: no step plans for 33002"):
         small_pipeline(1, 16_501).retimed()
@@ -179,13 +181,14 @@ def test_whatever_the_delays_are_a_step_is_late_only_as_the_highest_clocks_are(
     retimed = pipeline.retimed(delays=delays)
     (own_s,) = own_times(retimed, factors)
     deadline_s = own_s * data.draw(st.floats(1.0, 1.3))
-    clocks = retime(retimed, factors, [deadline_s], in_force_mhz=in_force)
+    gap_s = data.draw(st.sampled_from([0.0, 0.02, 0.2]))
+    clocks = retime(retimed, factors, [deadline_s], in_force_mhz=in_force, gap_s=gap_s)
     highest = (HIGHEST,) * len(factors)
-    numbers = retimed.numbers_of(in_force)
+    start = StepStart(retimed.numbers_of(in_force), gap_s)
     times_s = retimed.highest_s(factors)
-    worst_s = max(retimed.clocks.rounding.latest_ends_s([0] * len(factors), times_s, numbers))
+    worst_s = max(retimed.clocks.rounding.latest_ends_s([0] * len(factors), times_s, start))
     latest_s = late_end_s(
-        pipeline, highest, factors, in_force, lambda is_up: delays.up_s if is_up else down_s
+        pipeline, highest, factors, in_force, lambda is_up: delays.up_s if is_up else down_s, gap_s
     )
     assert worst_s == pytest.approx(latest_s)
     rng = random.Random(seed)
@@ -200,6 +203,7 @@ def test_whatever_the_delays_are_a_step_is_late_only_as_the_highest_clocks_are(
                 if is_up
                 else down_s + rng.choice([0, rng.random()]) * 0.1
             ),
+            gap_s,
         )
         assert end_s <= max(deadline_s, worst_s) * EXACT
 
@@ -218,7 +222,9 @@ def test_the_latest_end_bounds_every_order_of_delays(data: st.DataObject, seed: 
     retimed = pipeline.retimed(delays=ChangeDelays(up_s=up_s, down_s=down_s))
     by_place = [choices[node] for node in retimed.paths.nodes]
     latest_s = max(
-        retimed.clocks.rounding.latest_ends_s(by_place, retimed.highest_s(factors), in_force)
+        retimed.clocks.rounding.latest_ends_s(
+            by_place, retimed.highest_s(factors), StepStart(in_force, 0.0)
+        )
     )
     rng = random.Random(seed)
     for _ in range(5):
@@ -290,7 +296,7 @@ def test_segments_between_meetings_keep_their_deadlines_whatever_the_waits_are(
     clocks = retime(retimed, factors, deadlines_s, in_force_mhz=[in_force])
     highest_s = retimed.paths.segment_times_s(
         retimed.clocks.rounding.latest_ends_s(
-            [0] * num, retimed.highest_s(factors), retimed.numbers_of([in_force])
+            [0] * num, retimed.highest_s(factors), StepStart(retimed.numbers_of([in_force]), 0.0)
         )
     )
     rng = random.Random(seed)
@@ -322,13 +328,10 @@ def test_a_first_clock_that_comes_late_counts_from_the_step_before() -> None:
     pipeline = small_pipeline(1, 1)
     delays = ChangeDelays(up_s=0.05, down_s=0.0)
     retimed = pipeline.retimed(delays=delays)
-    late_s = retimed.clocks.rounding.latest_ends_s([0, 0], [0.1, 0.2], retimed.numbers_of([1000]))
-    assert late_s[:2] == pytest.approx([0.11875, 0.31875])
-    with_gap = pipeline.retimed(delays=delays, gap_s=[0.05])
-    in_time_s = with_gap.clocks.rounding.latest_ends_s(
-        [0, 0], [0.1, 0.2], with_gap.numbers_of([1000])
-    )
-    assert in_time_s[:2] == pytest.approx([0.1, 0.3])
+    for gap_s, ends_s in ((0.0, [0.11875, 0.31875]), (0.05, [0.1, 0.3])):
+        start = StepStart(retimed.numbers_of([1000]), gap_s)
+        late_s = retimed.clocks.rounding.latest_ends_s([0, 0], [0.1, 0.2], start)
+        assert late_s[:2] == pytest.approx(ends_s)
 
 
 def test_the_last_clocks_of_a_step_let_the_next_one_begin_at_its_own() -> None:

@@ -76,6 +76,7 @@ def planned_steps(
                 of_pipeline,
                 [slowest_s],
                 in_force_mhz=in_force.get(pipeline.dp_rank, ()),
+                gap_s=pipeline.model.gap_s,
                 reserve=reserve,
             )
             last = pipeline.model.dag.last_of_stages

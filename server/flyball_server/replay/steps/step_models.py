@@ -47,6 +47,8 @@ class StepModel:
     points: tuple[tuple[ClockPoint, ...], ...]
     #: Power of each stage's GPUs while they wait, W.
     power_w: tuple[float, ...]
+    #: Least time from a step's end, where next first clocks are requested, to the next begin, s.
+    gap_s: float = 0.0
 
     @functools.cached_property
     def by_clock(self) -> tuple[Mapping[int, tuple[float, float]], ...]:
@@ -225,9 +227,14 @@ class _StepModels:
             waiting_power_w=self._power_w,
             plan_mhz=self._static_mhz(order, virtual_stages),
             delays=self.delays,
-            gap_s=[self.gap_s] * len(order),
         )
-        return StepModel(dag=dag, retimed=retimed, points=points, power_w=self._power_w)
+        return StepModel(
+            dag=dag,
+            retimed=retimed,
+            points=points,
+            power_w=self._power_w,
+            gap_s=self.gap_s,
+        )
 
     def _static_mhz(self, order: _Order, virtual_stages: VirtualStages) -> tuple[int, ...]:
         """Return the clocks of the plan `fastest` of the medians, without a reserve."""
