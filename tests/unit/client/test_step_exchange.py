@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import sys
 import threading
@@ -317,7 +318,7 @@ def test_the_clock_in_force_before_a_step_counts(last_mhz: int) -> None:
 
 def test_the_least_time_between_the_last_steps_counts_on_any_rank_of_the_pipeline() -> None:
     """A first clock that is requested so long before its step is in force as that begins."""
-    delays = ChangeDelays(up_s=0.05, down_s=0.02)
+    delays = ChangeDelays(up_s=0.5, down_s=0.02)
     rules: dict[str, Any] = {"deadline_ratio": 1.1, "delays": delays}
     meeting = Meeting(1, 2)
     ranks = [Rank(meeting, 0, stage, **rules) for stage in (0, 1)]
@@ -336,19 +337,19 @@ def test_the_least_time_between_the_last_steps_counts_on_any_rank_of_the_pipelin
     def expected(gap_s: float) -> list[list[int]]:
         return expected_mhz(2, heavy, heavy, in_force_mhz=[1000, 1000], gap_s=gap_s, **rules)
 
-    assert expected(0.0) != expected(0.03) != expected(0.1)
+    distinct = [expected(gap_s) for gap_s in (0.0, 0.33, 0.38, 0.44)]
+    assert all(one != other for one, other in itertools.combinations(distinct, 2))
     with running(*ranks):
         for step in range(1, 8):
-            assert run(step, (0.03, 0.1)) == expected(0.0)  # too few steps have ended
-        assert run(8, (0.03, 0.1)) == expected(0.03)
+            assert run(step, (0.33, 0.38)) == expected(0.0)  # too few steps have ended
+        assert run(8, (0.33, 0.38)) == expected(0.33)
         for step in range(9, 16):
-            run(step, (0.1, 0.2))
-        assert run(16, (0.2, 0.1)) == expected(0.1)
-        # A failed step ends without a request.
-        for rank in ranks:
-            rank.now_s += 0.01
+            run(step, (0.38, 0.44))
+        assert run(16, (0.44, 0.44)) == expected(0.38)
+        # Failed steps end without a request.
+        for rank in ranks * 8:
             rank.exchange.begin(16, next_plan=rank.key, last_mhz=1000)
-        assert run(17, (0.1, 0.1)) == expected(0.1)
+        assert run(17, (0.44, 0.44)) == expected(0.38)
 
 
 def test_ranks_that_meet_at_every_instruction_have_a_deadline_for_each() -> None:
