@@ -407,6 +407,14 @@ def test_a_loader_that_accelerate_has_prepared_is_at_its_end_where_it_would_be(
     assert len(announced.work) == -(-5 // (num_batches or 1))
 
 
+def test_a_loader_that_accelerate_has_prepared_is_not_at_its_end_before_the_last_list() -> None:
+    loader, announced, found = Prepared(8), Announced(), []
+    for batches in looked_ahead(loader, announced, num_batches=2):
+        found.append((list.copy(batches), loader.end_of_dataloader))
+        announced.train()
+    assert found == [([0, 1], False), ([2, 3], False), ([4, 5], False), ([6, 7], True)]
+
+
 @pytest.mark.parametrize("gives_lists", [True, False])
 def test_the_next_step_is_read_batch_by_batch_while_this_one_runs(gives_lists: bool) -> None:
     loader, announced, num_read, positions = Counted(12), Announced(), [], []
@@ -434,11 +442,16 @@ def test_batches_taken_by_index_are_read_ahead_of_and_others_after_the_step() ->
     assert announced.announced_in == [(7, 7), (8, 7), (9, 9)]
 
 
-def test_lists_that_are_stacked_are_announced_in_time_from_the_third_on() -> None:
+@pytest.mark.parametrize("looks_at_first", [False, True])
+def test_lists_that_are_stacked_are_announced_in_time_from_the_third_on(
+    looks_at_first: bool,
+) -> None:
     announced, stacked = Announced(), []
     source = Positioned(10)
     loader = looked_ahead(source, announced, num_batches=2)
     for batches in loader:
+        if looks_at_first:  # as torch's default_collate does
+            assert batches[0] == 2 * len(stacked)
         stacked.append(list.copy(batches))  # as C functions take them, by no method of the list
         # What a checkpoint has is the position after these batches.
         assert loader.state_dict()["next"] == 2 * len(stacked)

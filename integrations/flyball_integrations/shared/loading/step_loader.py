@@ -51,7 +51,7 @@ class StepLoader(Generic[B]):
         self._find_announcer = find_announcer
         self._num_batches = num_batches or 1
         self._gives_lists = gives_lists and num_batches is not None
-        #: True: of the list before no batch was seen to be taken.
+        #: True: of the list before, the last batch was not seen to be taken.
         self._are_taken_unseen = False
         self._position = LoaderPosition(loader)
         self._pass = self._new_pass()
@@ -110,7 +110,7 @@ class StepLoader(Generic[B]):
                     ahead.finish()
                 yield from self._given(own, ahead)
                 ahead.finish()
-                self._are_taken_unseen = self._gives_lists and not ahead.has_begun
+                self._are_taken_unseen = self._gives_lists and not ahead.has_ended
         self._position.release()
         failed, own.failed = own.failed, None
         if failed is not None:
@@ -131,6 +131,7 @@ class StepLoader(Generic[B]):
         if self._gives_lists:
             own.now.clear()
             if read:
+                self._set_is_last(read[-1].is_last)
                 yield _Batches((reading.batch for reading in read), giving)
             return
         for number, reading in enumerate(read):
@@ -142,8 +143,11 @@ class StepLoader(Generic[B]):
         """Read ahead with a batch of a step; accelerate's loader is then where it would be."""
         if ahead is not None:
             ahead.go_on(number)
+        self._set_is_last(read[number].is_last)
+
+    def _set_is_last(self, is_last: bool) -> None:
         if hasattr(self._loader, _IS_LAST):
-            setattr(self._loader, _IS_LAST, read[number].is_last)
+            setattr(self._loader, _IS_LAST, is_last)
 
     def _announce(self, announcer: StepAnnouncer, step: int, read: Iterable[_Read[B]]) -> None:
         self._work.announce(announcer, step, (reading.batch for reading in read))
@@ -225,12 +229,12 @@ class _ReadAhead(Generic[B]):
         self._then = then
         self._num_now = len(own.now)
         self._is_over = False
-        #: Whether a batch of this step was given.
-        self.has_begun = False
+        #: Whether the last batch of this step was given.
+        self.has_ended = False
 
     def go_on(self, number: int) -> None:
         """Read what belongs to a batch of this step, which is given now."""
-        self.has_begun = True
+        self.has_ended |= number + 1 == self._num_now
         self._read_to(math.ceil((1 + number) * self._num_batches / self._num_now))
 
     def finish(self) -> None:
@@ -250,11 +254,12 @@ class _ReadAhead(Generic[B]):
 class _Batches(list[Any]):
     """Batches of a step; as they are taken, in a loop or by index, those of the next step are read.
 
-    `torch.stack` and its like take them unseen. Where the batches of a list were, the next step is
-    read before its list is given.
+    `torch.stack` takes them unseen. After a list whose last batch was not seen to be taken, the
+    next step is read before the list is given.
 
-    As a batch is taken, `end_of_dataloader` of accelerate's loader is set for it, by which
-    `Accelerator.accumulate` ends a step. Copies are plain lists, and torch's trees take it for one.
+    As a list is given, and as a batch is taken, `end_of_dataloader` of accelerate's loader is set
+    for it, by which `Accelerator.accumulate` ends a step. Copies are plain lists, and torch's trees
+    take it for one.
     """
 
     def __init__(
