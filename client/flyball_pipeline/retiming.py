@@ -234,7 +234,7 @@ def retime(
         reserve: room for errors of the factors.
 
     Raises:
-        RetimingError: a factor or a deadline is missing, or not a positive number.
+        RetimingError: a factor, a deadline or a clock is missing, or a number is out of range.
     """
     highest_s = pipeline.highest_s(factors)
     if len(deadlines_s) != pipeline.paths.num_meetings:

@@ -357,6 +357,28 @@ def test_the_last_clocks_of_a_step_let_the_next_one_begin_at_its_own() -> None:
     assert next_s == pytest.approx(own_s, rel=0.0015)
 
 
+@pytest.mark.parametrize(
+    ("num_microbatches", "up_s", "num_highest"),
+    [
+        (1, 0.05, 0),  # the last instruction is much of the stage's work
+        (20, 0.03, 2),  # 0.02 s and 0.01 s: as long as the delay
+        (22, 0.5, 6),  # 0.09 s: at most 15 % of 0.66 s
+    ],
+)
+def test_only_last_clocks_that_are_cheaper_than_a_late_first_one_are_high(
+    num_microbatches: int, up_s: float, num_highest: int
+) -> None:
+    pipeline = small_pipeline(1, num_microbatches)
+    retimed = pipeline.retimed(delays=ChangeDelays(up_s=up_s, down_s=0.0))
+    factors = [0.1] * len(pipeline.nodes)
+    (own_s,) = own_times(retimed, factors)
+    of_nodes = retime(retimed, factors, [1.5 * own_s])
+    clocks = [of_nodes[node] for node in pipeline.dag.topological_order]
+    num_low = len(clocks) - num_highest
+    assert max(clocks[:num_low]) < HIGHEST
+    assert clocks[num_low:] == [HIGHEST] * num_highest
+
+
 def test_a_stage_that_begins_later_than_its_first_clock_comes_keeps_a_low_last_clock() -> None:
     # The second stage begins 0.1 s after the first, and its clock comes within 0.05 s.
     pipeline = small_pipeline(2, 8)
