@@ -446,7 +446,8 @@ def test_batches_taken_by_index_are_read_ahead_of_and_others_after_the_step() ->
 def test_lists_that_are_stacked_are_announced_in_time_from_the_third_on(
     looks_at_first: bool,
 ) -> None:
-    announced, stacked = Announced(), []
+    announced = Announced()
+    stacked: list[list[int]] = []
     source = Positioned(10)
     loader = looked_ahead(source, announced, num_batches=2)
     for batches in loader:
