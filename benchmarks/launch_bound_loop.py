@@ -72,9 +72,10 @@ class LoopFigure:
         longer_percent, longer_interval: by how much a step is longer than those without just
             before or after it, %, mean without the tails, and its 95 %.
         control_percent, control_interval: the same of steps without.
-        threads_ms: processor time that a planned step takes more in the rank's other threads, ms:
-            the loop waits for so much at most where a core is left to the helper.
-        most_percent: limit.
+        threads_percent, threads_interval: processor time that a planned step takes more in the
+            rank's other threads, % of a step, and its 95 %: the loop waits for so much at most
+            where a core is left to the helper.
+        most_percent: limit of that. Steps alone scatter by more than the limit on two cores.
     """
 
     pipeline: str
@@ -83,27 +84,29 @@ class LoopFigure:
     longer_interval: Interval
     control_percent: float
     control_interval: Interval
-    threads_ms: float
+    threads_percent: float
+    threads_interval: Interval
     most_percent: float
 
     @property
     def text(self) -> str:
         """For people."""
+        threads_ms = 10 * self.threads_percent * self.step_s
         return (
             f"launch-bound loop, steps of {1000 * self.step_s:.0f} ms, beside {self.pipeline}:"
-            f" {self.longer_percent:+.2f} % {self.longer_interval} longer"
-            f" (without beside without: {self.control_percent:+.2f} % {self.control_interval});"
-            f" {self.threads_ms:.2f} ms a step in the rank's other threads"
+            f" {self.threads_percent:.2f} % {self.threads_interval} of a step in the rank's other"
+            f" threads, {threads_ms:.2f} ms; {self.longer_percent:+.2f} % {self.longer_interval}"
+            f" longer (without beside without: {self.control_percent:+.2f} %"
+            f" {self.control_interval})"
         )
 
     @property
     def limit(self) -> Limit:
-        """Of the mean step."""
+        """Of what the loop may wait for."""
         return at_most(
-            f"loop longer beside {self.pipeline}, %",
-            self.longer_percent,
+            f"loop beside {self.pipeline}: other threads' time, % of a step",
+            self.threads_percent,
             self.most_percent,
-            peer=("without beside without", self.control_percent),
         )
 
 
@@ -126,21 +129,21 @@ def measure_loop(pipeline: str) -> LoopFigure:
         )
         rounds: list[Round] = json.loads((Path(path) / "rounds.json").read_text(encoding="utf-8"))
 
-    def mean(way: str, column: int) -> float:
-        return fmean(each[way][column] for each in rounds)
-
     longer, control = (
         [100 * (each[way][0] / each["alone"][0] - 1) for each in rounds]
         for way in ("planned", "control")
     )
+    step_s = fmean(each["alone"][0] for each in rounds)
+    threads = [100 * (each["planned"][1] - each["alone"][1]) / step_s for each in rounds]
     return LoopFigure(
         pipeline=pipeline,
-        step_s=mean("alone", 0),
+        step_s=step_s,
         longer_percent=_trimmed_mean(longer),
         longer_interval=Interval.of(longer, _trimmed_mean),
         control_percent=_trimmed_mean(control),
         control_interval=Interval.of(control, _trimmed_mean),
-        threads_ms=1000 * (mean("planned", 1) - mean("alone", 1)),
+        threads_percent=fmean(threads),
+        threads_interval=Interval.of(threads, fmean),
         most_percent=LOOPS[pipeline][2],
     )
 
