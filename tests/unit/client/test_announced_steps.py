@@ -51,6 +51,11 @@ def planning_session(
     return session
 
 
+@pytest.fixture
+def session(planner: MemoryPlanner, gpu: RecordingGpu, make_session: SessionMaker) -> RankSession:
+    return planning_session(planner, gpu, make_session)
+
+
 def run_step(
     session: RankSession,
     next_work: Work | None = None,
@@ -90,9 +95,8 @@ def with_plan(planner: MemoryPlanner) -> list[StepMeasurement]:
 
 
 def test_a_light_step_runs_at_lower_clocks_than_a_heavy_one_and_says_so(
-    planner: MemoryPlanner, gpu: RecordingGpu, make_session: SessionMaker
+    planner: MemoryPlanner, gpu: RecordingGpu, session: RankSession
 ) -> None:
-    session = planning_session(planner, gpu, make_session)
     train_until(
         session,
         lambda step: LIGHT if step % 2 else HEAVY,
@@ -117,9 +121,8 @@ def test_a_light_step_runs_at_lower_clocks_than_a_heavy_one_and_says_so(
 
 
 def test_a_step_that_left_its_plan_reports_none_of_its_own(
-    planner: MemoryPlanner, gpu: RecordingGpu, make_session: SessionMaker
+    planner: MemoryPlanner, session: RankSession
 ) -> None:
-    session = planning_session(planner, gpu, make_session)
     train_until(
         session,
         lambda _: LIGHT,
@@ -131,9 +134,8 @@ def test_a_step_that_left_its_plan_reports_none_of_its_own(
 
 
 def test_a_step_in_which_the_governor_gave_up_reports_no_plan_of_its_own(
-    planner: MemoryPlanner, gpu: RecordingGpu, make_session: SessionMaker
+    planner: MemoryPlanner, gpu: RecordingGpu, session: RankSession
 ) -> None:
-    session = planning_session(planner, gpu, make_session)
     # The first clock of a step with a plan of its own is a lower one.
     train_until(
         session,

@@ -98,12 +98,15 @@ FULL = GpuConditions(power_limit_w=700.0, memory_clock_mhz=2619)
 CAPPED = replace(FULL, power_limit_w=500.0)
 
 
+def watched(gpu: RecordingGpu) -> tuple[HandClock, ConditionsWatch]:
+    gpu.gpu_conditions, clock = FULL, HandClock()
+    return clock, ConditionsWatch(gpu, rank_name="job j rank 0", now_s=clock.now_s)
+
+
 def test_they_are_read_at_the_first_step_and_once_a_minute_and_a_change_is_logged(
     gpu: RecordingGpu, caplog: pytest.LogCaptureFixture
 ) -> None:
-    clock = HandClock()
-    watch = ConditionsWatch(gpu, rank_name="job j rank 0", now_s=clock.now_s)
-    gpu.gpu_conditions = FULL
+    clock, watch = watched(gpu)
     assert [watch.read_if_due() for _ in range(3)] == [FULL, None, None]
     gpu.gpu_conditions = CAPPED
     clock.move(conditions_watch.READ_PERIOD_S - 0.1)
@@ -118,9 +121,7 @@ def test_they_are_read_at_the_first_step_and_once_a_minute_and_a_change_is_logge
 def test_what_cannot_be_read_any_more_is_as_it_was(
     gpu: RecordingGpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock = HandClock()
-    watch = ConditionsWatch(gpu, rank_name="job j rank 0", now_s=clock.now_s)
-    gpu.gpu_conditions = FULL
+    clock, watch = watched(gpu)
     watch.read_if_due()
     gpu.gpu_conditions = GpuConditions(power_limit_w=500.0)  # it is idle
     clock.move(conditions_watch.READ_PERIOD_S)

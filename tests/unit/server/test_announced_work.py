@@ -122,7 +122,7 @@ def known_work(services: JobServices) -> WorkModel:
 
 
 def own_part(working: WorkingRanks) -> RankPipeline:
-    """What ranks of pipeline 0 choose clocks of each step from."""
+    """Return the pipeline from which its first rank chooses the clocks of each step."""
     part = working.parts[0].pipeline
     assert part is not None
     return part
