@@ -92,8 +92,8 @@ def no_reconciler_fails(request: pytest.FixtureRequest) -> Iterator[None]:
     assert shall_fail or not failed, "\n".join(failed)
 
 
-# Tests in which nothing but our own code decides: no other process, no waiting in real time.
-_DECIDED_BY_CODE = ("unit", "architecture", "release")
+# Folders whose tests get one try: few of them start a process or wait in real time.
+_ONE_TRY = ("unit", "architecture", "release")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -101,9 +101,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     The summary lists it as RERUN: CONTRIBUTING.md says what to do with it.
     """
-    decided = [Path(__file__).parent / name for name in _DECIDED_BY_CODE]
+    folders = [Path(__file__).parent / name for name in _ONE_TRY]
     for item in items:
-        if not any(item.path.is_relative_to(folder) for folder in decided):
+        if not any(item.path.is_relative_to(folder) for folder in folders):
             item.add_marker(pytest.mark.flaky(reruns=1, reruns_delay=1))
 
 
