@@ -9,6 +9,7 @@ the factor itself.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import NamedTuple, cast
@@ -26,6 +27,8 @@ StepWork = tuple[MicrobatchWork, ...]
 # Below and above, an instruction would take no time, or a step for ever.
 _LEAST_FACTOR, _MOST_FACTOR = 1e-3, 100.0
 _MOST_LENGTHS = 1e18
+# The usual types; to ask whether one is a sequence or a number at all takes longer, between steps.
+_LISTS, _PLAIN_NUMBERS = (list, tuple, Sequence), {int, float}
 
 
 class WorkCoefficients(NamedTuple):
@@ -66,28 +69,30 @@ def step_work(microbatches: Sequence[float | Sequence[float]]) -> StepWork:
 
 def _work_of(microbatch: float | Sequence[float]) -> MicrobatchWork:
     if not _is_list(microbatch):
-        return (_number_of(microbatch),)
-    lengths = [_number_of(length) for length in cast("Sequence[float]", microbatch)]
+        return tuple(_numbers_of([microbatch]))
+    lengths = _numbers_of(cast("Sequence[float]", microbatch))
     if not lengths or min(lengths) < 0:
         raise PipelineError("lengths must be numbers from 0 on, at least one", field="work")
-    return math.fsum(lengths), math.fsum(length * length for length in lengths)
+    return math.fsum(lengths), math.fsum(map(operator.mul, lengths, lengths))
 
 
 def _is_list(given: object) -> bool:
-    return isinstance(given, Sequence) and not isinstance(given, (str, bytes))
+    return isinstance(given, _LISTS) and not isinstance(given, (str, bytes))
 
 
-def _number_of(given: object) -> float:
-    """Return a number; a tensor is none, since it may have to be read from a GPU."""
-    if isinstance(given, bool) or not isinstance(given, Real):
-        raise PipelineError(
-            f"must be Python numbers, not {type(given).__name__}; convert them, as with tolist()",
-            field="work",
-        )
+def _numbers_of(given: Sequence[object]) -> list[float]:
+    """Return numbers; a tensor is none, since it may have to be read from a GPU."""
+    numbers = cast("Sequence[float]", given)
+    for kind in set(map(type, numbers)) - _PLAIN_NUMBERS:
+        if issubclass(kind, bool) or not issubclass(kind, Real):
+            raise PipelineError(
+                f"must be Python numbers, not {kind.__name__}; convert them, as with tolist()",
+                field="work",
+            )
     try:
-        return float(given)
+        return list(map(float, numbers))
     except OverflowError:
-        return math.inf
+        return [math.inf]
 
 
 def checked_work(rows: Sequence[Sequence[float]]) -> StepWork:
