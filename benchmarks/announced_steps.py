@@ -106,7 +106,7 @@ def measure(arguments: argparse.Namespace) -> Report:
                 at_least(f"{each.case}: share of steps with plans", each.planned_share, 1.0),
             )
         ]
-        + [loop.limit for loop in loops],
+        + [limit for loop in loops for limit in loop.limits],
     )
 
 

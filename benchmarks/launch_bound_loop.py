@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -48,8 +48,28 @@ from flyball_profiles.gpu_conditions import GpuConditions
 from flyball_wire.plans.rank_pipeline import packed_pipeline
 from measured_process import run_process
 
-# Stages and microbatches, and the limit in %.
-LOOPS = {"2 x 8": (2, 8, 0.2), "16 x 64": (16, 64, 0.5)}
+
+class LoopCase(NamedTuple):
+    """Pipeline beside whose steps a loop runs.
+
+    Attributes:
+        num_stages, num_microbatches: of it.
+        has_others: True: other pipelines' times are asked for, which are there at once.
+        most_percent: limit of the added processor time, % of a step; None: none.
+    """
+
+    num_stages: int
+    num_microbatches: int
+    has_others: bool = False
+    most_percent: float | None = None
+
+
+LOOPS = {
+    "2 x 8": LoopCase(2, 8, most_percent=0.2),
+    "16 x 64": LoopCase(16, 64, most_percent=0.5),
+    "2 x 8 of several": LoopCase(2, 8, has_others=True),
+    "16 x 64 of several": LoopCase(16, 64, has_others=True),
+}
 SHORTEST_S = {InstructionKind.FORWARD: 0.05, InstructionKind.BACKWARD: 0.1}
 # An A100's.
 DELAYS = ChangeDelays(up_s=0.0092, down_s=0.0034)
@@ -72,10 +92,10 @@ class LoopFigure:
         longer_percent, longer_interval: by how much a step is longer than those without just
             before or after it, %, mean without the tails, and its 95 %.
         control_percent, control_interval: the same of steps without.
-        threads_percent, threads_interval: processor time that a planned step takes more in the
-            rank's other threads, % of a step, and its 95 %: the loop waits for so much at most
-            where a core is left to the helper.
-        most_percent: limit of that. Steps alone scatter by more than the limit on two cores.
+        added_percent, added_interval: processor time that a planned step takes more in the
+            announcement and in the rank's other threads, % of a step, and its 95 %: the loop waits
+            for so much at most where a core is left to the helper.
+        most_percent: limit of that; None: none. Steps alone scatter by more on two cores.
     """
 
     pipeline: str
@@ -84,34 +104,34 @@ class LoopFigure:
     longer_interval: Interval
     control_percent: float
     control_interval: Interval
-    threads_percent: float
-    threads_interval: Interval
-    most_percent: float
+    added_percent: float
+    added_interval: Interval
+    most_percent: float | None
 
     @property
     def text(self) -> str:
         """For people."""
-        threads_ms = 10 * self.threads_percent * self.step_s
+        added_ms = 10 * self.added_percent * self.step_s
         return (
             f"launch-bound loop, steps of {1000 * self.step_s:.0f} ms, beside {self.pipeline}:"
-            f" {self.threads_percent:.2f} % {self.threads_interval} of a step in the rank's other"
-            f" threads, {threads_ms:.2f} ms; {self.longer_percent:+.2f} % {self.longer_interval}"
+            f" {self.added_percent:.2f} % {self.added_interval} of a step in the announcement and"
+            f" the rank's other threads, {added_ms:.2f} ms;"
+            f" {self.longer_percent:+.2f} % {self.longer_interval}"
             f" longer (without beside without: {self.control_percent:+.2f} %"
             f" {self.control_interval})"
         )
 
     @property
-    def limit(self) -> Limit:
+    def limits(self) -> list[Limit]:
         """Of what the loop may wait for."""
-        return at_most(
-            f"loop beside {self.pipeline}: other threads' time, % of a step",
-            self.threads_percent,
-            self.most_percent,
-        )
+        if self.most_percent is None:
+            return []
+        name = f"loop beside {self.pipeline}: added processor time, % of a step"
+        return [at_most(name, self.added_percent, self.most_percent)]
 
 
 Round = dict[str, tuple[float, float]]
-"""By way, a step's time and the processor time of the rank's other threads in it, s."""
+"""By way, a step's time and the processor time of its planning in the rank's process, s."""
 
 
 def measure_loop(pipeline: str) -> LoopFigure:
@@ -134,7 +154,7 @@ def measure_loop(pipeline: str) -> LoopFigure:
         for way in ("planned", "control")
     )
     step_s = fmean(each["alone"][0] for each in rounds)
-    threads = [100 * (each["planned"][1] - each["alone"][1]) / step_s for each in rounds]
+    added = [100 * (each["planned"][1] - each["alone"][1]) / step_s for each in rounds]
     return LoopFigure(
         pipeline=pipeline,
         step_s=step_s,
@@ -142,9 +162,9 @@ def measure_loop(pipeline: str) -> LoopFigure:
         longer_interval=Interval.of(longer, _trimmed_mean),
         control_percent=_trimmed_mean(control),
         control_interval=Interval.of(control, _trimmed_mean),
-        threads_percent=fmean(threads),
-        threads_interval=Interval.of(threads, fmean),
-        most_percent=LOOPS[pipeline][2],
+        added_percent=fmean(added),
+        added_interval=Interval.of(added, fmean),
+        most_percent=LOOPS[pipeline].most_percent,
     )
 
 
@@ -194,8 +214,8 @@ def _served(pipeline: str) -> Iterator[str]:
 
 def schedule_of(pipeline: str) -> Schedule:
     """Return the order of a pipeline."""
-    num_stages, num_microbatches, _ = LOOPS[pipeline]
-    shape = equal_stages(num_stages, num_microbatches)
+    case = LOOPS[pipeline]
+    shape = equal_stages(case.num_stages, case.num_microbatches)
     return make_schedule("1f1b", ScheduleInputs(shape=shape))
 
 
@@ -240,6 +260,24 @@ class NoGpu:
         """Do nothing."""
 
 
+class OthersAtOnce:
+    """Agreement with other pipelines of the same time, which are there at once."""
+
+    gather = None
+
+    def greatest(self, numbers: Sequence[float]) -> OthersAtOnce:
+        """Return the same numbers."""
+        self._numbers = list(numbers)
+        return self
+
+    def result(self) -> list[float]:
+        """Return the numbers of the last exchange."""
+        return self._numbers
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
 class Loop:
     """Steps of many small computations, two for each microbatch.
 
@@ -255,16 +293,21 @@ class Loop:
         self._session = session
         self._operand: Any = torch.ones(32, 32)
         self._draw = random.Random(SEED)
-        num_stages, self._num_microbatches, _ = LOOPS[pipeline]
-        num_in_turn = num_stages + self._num_microbatches - 1
+        case = LOOPS[pipeline]
+        self._num_microbatches = case.num_microbatches
+        num_in_turn = case.num_stages + case.num_microbatches - 1
         self._slowest_s = SLOWEST * num_in_turn * sum(SHORTEST_S.values())
         self._instructions = schedule_of(pipeline).stages[0]
         self._num_launches = 1
+        self.lengthen()
+
+    def lengthen(self) -> None:
+        """Make steps as long as they are to be."""
         while min(self.step(is_planned=False) for _ in range(3))[0] < STEP_S:
             self._num_launches += -(-self._num_launches // 4)
 
     def step(self, *, is_planned: bool) -> tuple[float, float]:
-        """Run a step; return its time and the processor time of other threads, s.
+        """Run a step; return its time, and the processor time of planning in this process, s.
 
         Args:
             is_planned: True: the next step is announced, and planned meanwhile.
@@ -273,8 +316,10 @@ class Loop:
         session = self._session
         began_s, began_threads_s = time.perf_counter(), time.process_time() - time.thread_time()
         session.on_step_begin()
+        announcing_s = time.thread_time()
         if is_planned:
             session.announce_step(work, slowest_s=self._slowest_s)
+        announcing_s = time.thread_time() - announcing_s
         for kind, microbatch, _ in self._instructions:
             session.on_instruction_begin(kind, microbatch=microbatch)
             for _ in range(self._num_launches):
@@ -282,7 +327,8 @@ class Loop:
             session.on_instruction_end(kind, microbatch=microbatch)
         session.on_step_end()
         took_s = time.perf_counter() - began_s
-        return took_s, time.process_time() - time.thread_time() - began_threads_s
+        threads_s = time.process_time() - time.thread_time() - began_threads_s
+        return took_s, announcing_s + threads_s
 
     def counted_step(self, way: str) -> tuple[float, float]:
         """Run a step after one that is not counted."""
@@ -295,7 +341,8 @@ def main() -> None:
     pipeline, url, folder = sys.argv[1:]
     with PlannerClient(url) as planner:
         session = RankSession(gpu=NoGpu(), job_id=JOB_ID, rank=0, stage=0, planner=planner)
-        session.plan_steps(coupling="step")
+        others = OthersAtOnce() if LOOPS[pipeline].has_others else None
+        session.plan_steps(others, coupling="step")
         session.start()
         loop = Loop(session, pipeline)
         give_up_s = time.monotonic() + WARM_UP_S
@@ -303,6 +350,8 @@ def main() -> None:
             if time.monotonic() > give_up_s:
                 raise SystemExit("no step had a plan of its own")
             loop.counted_step("planned")
+        # The first steps were slower, while the helper started.
+        loop.lengthen()
         draw, planned_before = random.Random(SEED), num_planned(session)
         rounds: list[Round] = []
         for _ in range(NUM_ROUNDS):
