@@ -34,6 +34,7 @@ MAX_COUNT = 2**53
 
 _LENGTHS = struct.Struct("!II")
 _MAX_HEADER_BYTES = 16 * 2**10
+_MOST_AT_ONCE_BYTES = 64 * 2**10
 _INT_BYTES = 4
 _FLOAT_BYTES = 8
 # Another thread that waits for Python's lock has it after each array.
@@ -62,20 +63,34 @@ def read_header(receive: Receive) -> tuple[Header, int]:
     return cast("Header", json.loads(receive(header_length))), body_length
 
 
-def receive_from(connection: socket.socket, num_bytes: int) -> bytes:
-    """Return exactly this number of bytes.
+class Received:
+    """Reader of a connection, which receives all that is there at once.
 
-    Raises:
-        EOFError: The other side has ended.
+    Each call of the connection waits for Python's lock again.
     """
-    received = bytearray(num_bytes)
-    left = memoryview(received)
-    while left:
-        num_received = connection.recv_into(left)
-        if not num_received:
-            raise EOFError
-        left = left[num_received:]
-    return bytes(received)
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._left = b""
+
+    @property
+    def has_more(self) -> bool:
+        """Return whether bytes were received that nobody has read."""
+        return bool(self._left)
+
+    def __call__(self, num_bytes: int) -> bytes:
+        """Return exactly this number of bytes.
+
+        Raises:
+            EOFError: The other side has ended.
+        """
+        while len(self._left) < num_bytes:
+            received = self._connection.recv(_MOST_AT_ONCE_BYTES)
+            if not received:
+                raise EOFError
+            self._left += received
+        found, self._left = self._left[:num_bytes], self._left[num_bytes:]
+        return found
 
 
 def count_of(value: object, most: int = MAX_COUNT) -> int:

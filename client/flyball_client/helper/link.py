@@ -17,7 +17,6 @@ import threading
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -27,13 +26,13 @@ from flyball_client.governor.own_process import OwnProcess
 from flyball_client.helper.frames import (
     Header,
     Receive,
+    Received,
     count_of,
     framed,
     read_header,
     read_plan,
     read_step_plan,
     read_times,
-    receive_from,
 )
 from flyball_client.helper.job_agent import JobAgent
 from flyball_client.helper.planner_calls import Backoff, Owner
@@ -155,7 +154,7 @@ class _Process:
         self._socket, theirs = socket.socketpair()
         # Also of sending: a helper that takes nothing is as good as dead.
         self._socket.settimeout(_SILENCE_S)
-        self.receive = partial(receive_from, self._socket)
+        self.receive = Received(self._socket)
         self._reaping = threading.Lock()
         self._is_reaped = False
         level = logging.getLogger(__name__).getEffectiveLevel()

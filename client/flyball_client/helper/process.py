@@ -22,7 +22,6 @@ import time
 from array import array
 from collections.abc import Generator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -33,10 +32,10 @@ from flyball_client.api.connection import ConnectionOptions
 from flyball_client.api.planner_client import PlannerClient
 from flyball_client.helper.frames import (
     Header,
+    Received,
     framed,
     plan_parts,
     read_header,
-    receive_from,
     step_plan_parts,
 )
 from flyball_client.helper.job_agent import JobAgent
@@ -102,7 +101,7 @@ class _Helper:
     def __init__(self, rank_pid: int, connection: socket.socket, level: int) -> None:
         self._rank_pid = rank_pid
         self._connection = connection
-        self._receive = partial(receive_from, connection)
+        self._received = Received(connection)
         self._sending = threading.Lock()
         self._deadlines = _Deadlines()
         self._agents: dict[int, tuple[RankAgent | JobAgent, _RemoteRank]] = {}
@@ -137,6 +136,8 @@ class _Helper:
                 return OUTLASTED_STATUS
             if readable:
                 self._take_frame()
+                while self._received.has_more:
+                    self._take_frame()
             if time.monotonic() >= alive_s:
                 alive_s = time.monotonic() + ALIVE_S
                 self.send({"event": "alive"})
@@ -166,10 +167,10 @@ class _Helper:
             self._connection.sendall(framed(header, body))
 
     def _take_frame(self) -> None:
-        header, num_bytes = read_header(self._receive)
+        header, num_bytes = read_header(self._received)
         number = int(header["agent"])
         # The rank's own pickle.
-        body: Any = pickle.loads(self._receive(num_bytes)) if num_bytes else None  # noqa: S301
+        body: Any = pickle.loads(self._received(num_bytes)) if num_bytes else None  # noqa: S301
         match header["event"]:
             case "open":
                 options, make_agent = body

@@ -84,10 +84,15 @@ class StepPlanner(PlannerThread):
 
     def _run(self) -> None:
         while (question := self._newest()) is not None and not self._stopping.is_set():
-            if isinstance(question, StepLoad):
-                self._rank.step_timed(question.step, self._times_s(question))
-            else:
+            if isinstance(question, StepDeadlines):
                 self._rank.step_planned(self._plan(question))
+                continue
+            times_s = self._times_s(question)
+            if question.deadlines is None:
+                self._rank.step_timed(question.step, times_s)
+            else:
+                only = question.deadlines._replace(greatest_s=times_s)
+                self._rank.step_planned(self._plan(only))
 
     def _newest(self) -> StepLoad | StepDeadlines | None:
         """Return the newest question; steps of older questions have begun."""
@@ -227,7 +232,9 @@ class StepPipeline:
         """
         part = self._part
         own_s = own_times(self.retimed, factors)
-        deadlines_s = [part.deadline_ratio * time_s for time_s in deadlines.greatest_s]
+        *greatest_s, last_s = deadlines.greatest_s
+        greatest_s.append(max(last_s, deadlines.slowest_s))
+        deadlines_s = [part.deadline_ratio * time_s for time_s in greatest_s]
         of_step, of_instruction = part.reserve
         num_known = len(deadlines.in_force_mhz)
         clocks_mhz = retime(
