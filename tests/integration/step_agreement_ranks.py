@@ -102,13 +102,16 @@ def _is_exchanging() -> bool:
 def exchanges(rank: Rank) -> None:
     """Messages of all sizes within pipelines of two stages, and the greatest over both."""
     agreement = rank.agree(num_stages=2)
+    gather, greatest = agreement.gather, agreement.greatest
+    assert gather is not None
+    assert greatest is not None
     found: list[object] = []
     for number in range(_NUM_ROUNDS):
         message = bytes([rank.number]) * (number * (1 + rank.number))
-        gathered = _result(agreement.gather(message))
-        greatest = _result(agreement.greatest([rank.number, -rank.number, number / 3]))
-        found.append([[each.hex() for each in gathered], greatest])
-    pending = agreement.gather(b"")
+        gathered = _result(gather(message))
+        numbers = _result(greatest([rank.number, -rank.number, number / 3]))
+        found.append([[each.hex() for each in gathered], numbers])
+    pending = gather(b"")
     agreement.close()
     try:
         pending.result()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Generic, Literal, Protocol, TypeVar, get_args
+from collections.abc import Callable, Sequence
+from typing import Literal, Protocol, TypeVar, get_args
 
 from flyball_pipeline.errors import PipelineError
 
@@ -53,12 +53,20 @@ class StepAgreement(Protocol):
     Nothing here may wait: what is not done when it is asked for is asked for again.
     """
 
-    def gather(self, message: bytes) -> Pending[list[bytes]]:
-        """Begin to gather the messages of the ranks of this rank's pipeline, its own included."""
+    @property
+    def gather(self) -> Callable[[bytes], Pending[list[bytes]]] | None:
+        """What begins to gather messages of the ranks of this rank's pipeline, its own included.
+
+        None: it is alone there.
+        """
         ...
 
-    def greatest(self, numbers: Sequence[float]) -> Pending[list[float]]:
-        """Begin to find the greatest of each number over all pipelines; all give as many."""
+    @property
+    def greatest(self) -> Callable[[Sequence[float]], Pending[list[float]]] | None:
+        """What begins to find the greatest of each number over all pipelines; all give as many.
+
+        None: there is one pipeline.
+        """
         ...
 
     def close(self) -> None:
@@ -66,26 +74,10 @@ class StepAgreement(Protocol):
         ...
 
 
-class _Done(Generic[T_co]):
-    """Exchange of a rank that is alone."""
-
-    def __init__(self, found: T_co) -> None:
-        self._found = found
-
-    def result(self) -> T_co:
-        return self._found
-
-
 class AloneAgreement:
     """Agreement of the only rank."""
 
-    def gather(self, message: bytes) -> Pending[list[bytes]]:
-        """Return its own message."""
-        return _Done([message])
-
-    def greatest(self, numbers: Sequence[float]) -> Pending[list[float]]:
-        """Return its own numbers."""
-        return _Done(list(numbers))
+    gather = greatest = None
 
     def close(self) -> None:
         """Do nothing."""

@@ -60,7 +60,6 @@ _MAX_KEPT = 64
 _MANY_LATE = 10
 
 T = TypeVar("T")
-A = TypeVar("A", "_StepTimes", StepPlan)
 
 
 class _Stopped(Exception):  # noqa: N818 - no error
@@ -119,7 +118,7 @@ class StepExchange:
         timeout_s: float = TIMEOUT_S,
     ) -> None:
         self._agreement, self._ask, self._timeout_s = agreement, ask, timeout_s
-        self._first_step, self._stage, self._rank_name = first_step, stage, rank_name
+        self._stage, self._rank_name = stage, rank_name
         self._announced: dict[int, _Announced] = {}
         # A rank that does not read the batch announces nothing, and waits for nothing.
         self._announces = False
@@ -142,9 +141,12 @@ class StepExchange:
         self._other_plans: Mapping[int, PlanKey] = {}
         self._last_mhz = 0
         self._slowness = RankSlowness()
+        # Whose exchange is next, or in progress.
+        self._step = first_step
         self._news = threading.Event()
-        # The helper's last answer.
-        self._answer: _StepTimes | StepPlan | None = None
+        # The helper's last times, and the step whose plan it is asked for, under this plan.
+        self._times: _StepTimes | None = None
+        self._asked: tuple[int, PlanKey] | None = None
         self._is_stopping = self._has_logged = False
         self._num_late = 0
         self._thread = threading.Thread(target=self._run, name="flyball-exchange", daemon=True)
@@ -194,7 +196,7 @@ class StepExchange:
         for late in tuple(self._announced):
             if late <= self._begun:
                 self._announced.pop(late, None)
-        self._news.set()
+        self._wake()
 
     def void(self, step: int) -> None:
         """Let a step run at the highest clocks: another step was announced."""
@@ -236,7 +238,12 @@ class StepExchange:
             for late in tuple(kept):
                 if late < step:
                     kept.pop(late, None)
-        self._news.set()
+        self._wake()
+
+    def _wake(self) -> None:
+        """Wake the thread if it has something to do now: each look takes time of a loop."""
+        if self._is_due(self._step):
+            self._news.set()
 
     def clocks(self, plan: CompiledPlan, step: int) -> tuple[int, ...] | None:
         """Return the step's own clocks, or the highest where there are none, MHz.
@@ -286,22 +293,31 @@ class StepExchange:
 
     def step_timed(self, step: int, times_s: tuple[float, ...]) -> None:
         """Take the time of each segment at the highest clocks, s; empty: not known."""
-        self._answer = _StepTimes(step, times_s)
+        self._times = _StepTimes(step, times_s)
         self._news.set()
 
     def step_planned(self, plan: StepPlan) -> None:
-        """Take a step's plan."""
-        self._answer = plan
-        self._news.set()
+        """Take a step's plan, for which no thread waits."""
+        step, (asked, key) = plan.step, self._asked or (None, None)
+        if asked != step or key is None:
+            return
+        self._asked = None
+        if self._begun >= step:
+            self._note_late()
+            return
+        self._num_late = 0
+        if plan.clocks_mhz:
+            self._plans[step] = key, plan
+            if self._voided == step:  # meanwhile
+                self._plans.pop(step, None)
 
     # ------------------------------------------------------------------ the thread
 
     def _run(self) -> None:
-        step = self._first_step
         try:
             while True:
-                self._exchange(step)
-                step += 1
+                self._exchange(self._step)
+                self._step += 1
         except _Stopped:
             return
         except AgreementError as error:
@@ -324,26 +340,25 @@ class StepExchange:
         if self._is_late(step):
             plan, others = None, dict[int, PlanKey]()
         load, messages = self._gather(step, plan, others, announced)
-        plan = plan if load is None else load.plan
-        timed = None if load is None else self._answer_to(load, _StepTimes)
-        times_s = () if timed is None else timed.times_s
-        greatest_s = self._greatest(step, plan, times_s)
-        if load is None or not greatest_s:
-            return
-        if announced is not None and announced.slowest_s is not None:
-            greatest_s = (*greatest_s[:-1], max(greatest_s[-1], announced.slowest_s))
         deadlines = StepDeadlines(
-            step, greatest_s, clocks_in_force_mhz(messages), min(each.gap_s for each in messages)
+            step,
+            in_force_mhz=clocks_in_force_mhz(messages),
+            gap_s=min(each.gap_s for each in messages),
+            slowest_s=0.0 if announced is None else announced.slowest_s or 0.0,
         )
-        planned = self._answer_to(deadlines, StepPlan)
-        if self._begun >= step:
-            self._note_late()
+        if (greatest := self._agreement.greatest) is not None:
+            plan = plan if load is None else load.plan
+            times_s = () if load is None else self._times_s(load)
+            deadlines = deadlines._replace(greatest_s=self._greatest(greatest, step, plan, times_s))
+            if not deadlines.greatest_s:
+                return
+        if load is None:
             return
-        self._num_late = 0
-        if planned is not None and planned.clocks_mhz:
-            self._plans[step] = load.plan, planned
-            if self._voided == step:  # meanwhile
-                self._plans.pop(step, None)
+        if self._asked is not None:
+            self._note_late()
+        self._asked = step, load.plan
+        if not self._ask(load._replace(deadlines=deadlines) if greatest is None else deadlines):
+            self._asked = None
 
     def _is_late(self, step: int) -> bool:
         """Return whether a step gets no plan any more."""
@@ -387,8 +402,10 @@ class StepExchange:
             gap_s=self._gap_s(),
             slowness=Slowness() if plan is None else self._slowness.of(plan),
         )
-        message = own.as_bytes(None if announced is None else announced.work)
-        messages, work = read_messages(self._result_of(self._agreement.gather(message)))
+        own_work = None if announced is None else announced.work
+        messages, work = [own], own_work
+        if (gather := self._agreement.gather) is not None:
+            messages, work = read_messages(self._result_of(gather(own.as_bytes(own_work))))
         if work is None:
             return None, messages
         self._keep_work(step, work)
@@ -407,14 +424,18 @@ class StepExchange:
             self._works.pop(oldest, None)
 
     def _greatest(
-        self, step: int, plan: PlanKey | None, times_s: tuple[float, ...]
+        self,
+        greatest: Callable[[Sequence[float]], Pending[list[float]]],
+        step: int,
+        plan: PlanKey | None,
+        times_s: tuple[float, ...],
     ) -> tuple[float, ...]:
         """Return the slowest pipeline's times; empty: not all pipelines have the step's."""
         # Each number and its negative: the greatest of both are equal only if all ranks' are.
         common = (step, 0 if plan is None else plan.version, len(times_s))
         numbers = [number for value in common for number in (float(value), -float(value))]
         first_s = times_s[0] if times_s else 0.0
-        found = self._result_of(self._agreement.greatest([*numbers, first_s]))
+        found = self._result_of(greatest([*numbers, first_s]))
         are_equal = [high == -low for high, low in zip(found[0:6:2], found[1:6:2], strict=True)]
         if not are_equal[0]:
             raise AgreementError(
@@ -424,23 +445,21 @@ class StepExchange:
             return ()
         if len(times_s) == 1:
             return (found[6],)
-        return tuple(self._result_of(self._agreement.greatest(times_s)))
+        return tuple(self._result_of(greatest(times_s)))
 
-    def _answer_to(self, question: StepLoad | StepDeadlines, kind: type[A]) -> A | None:
-        """Return the helper's answer; None: there is none in time."""
-        self._answer = None
-        if not self._ask(question):
-            return None
+    def _times_s(self, load: StepLoad) -> tuple[float, ...]:
+        """Return the helper's times of a step's segments, s; empty: there are none in time."""
+        if not self._ask(load):
+            return ()
 
-        def poll() -> A | None:
-            answer = self._answer
-            if isinstance(answer, kind) and answer.step == question.step:
-                return answer
-            return None
+        def poll() -> _StepTimes | None:
+            times = self._times
+            return times if times is not None and times.step == load.step else None
 
-        return self._until_news(
-            poll, is_over=lambda: self._is_late(question.step), timeout_s=_HELPER_TIMEOUT_S
+        found = self._until_news(
+            poll, is_over=lambda: self._is_late(load.step), timeout_s=_HELPER_TIMEOUT_S
         )
+        return () if found is None else found.times_s
 
     def _result_of(self, pending: Pending[T]) -> T:
         found = self._until(

@@ -15,6 +15,21 @@ class PlanKey(NamedTuple):
     plan_id: str | None
 
 
+class StepDeadlines(NamedTuple):
+    """Times of the slowest pipelines: which clocks keep them?"""
+
+    step: int
+    #: Per meeting, the time of its segment at the highest clocks, s; empty: the pipeline's own,
+    #: since it is the only one.
+    greatest_s: tuple[float, ...] = ()
+    #: Per stage, the clock in force as the step before ends, MHz; empty: not known.
+    in_force_mhz: tuple[int, ...] = ()
+    #: Least time from there to the step's begin on any rank of the pipeline, s.
+    gap_s: float = 0.0
+    #: Time of the last segment in the slowest pipeline, as the caller knows it, s; 0: it does not.
+    slowest_s: float = 0.0
+
+
 class StepLoad(NamedTuple):
     """Work of a step: how long does the pipeline take at its highest clocks?"""
 
@@ -28,18 +43,8 @@ class StepLoad(NamedTuple):
     caution: float
     #: Where data-parallel ranks wait for each other; None: as in the job's other steps.
     coupling: Coupling | None = None
-
-
-class StepDeadlines(NamedTuple):
-    """Times of the slowest pipelines: which clocks keep them?"""
-
-    step: int
-    #: Per meeting, the time of its segment at the highest clocks, s.
-    greatest_s: tuple[float, ...]
-    #: Per stage, the clock in force as the step before ends, MHz; empty: not known.
-    in_force_mhz: tuple[int, ...]
-    #: Least time from there to the step's begin on any rank of the pipeline, s.
-    gap_s: float = 0.0
+    #: Of the only pipeline: its answer is the step's plan.
+    deadlines: StepDeadlines | None = None
 
 
 class StepPlan(NamedTuple):

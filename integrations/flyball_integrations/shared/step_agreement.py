@@ -15,12 +15,13 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
 import torch.distributed
 
-from flyball_client.steps.agreement import AgreementError, AloneAgreement, Pending
+from flyball_client.steps.agreement import AgreementError
 from flyball_integrations.shared.one_order import missing_ranks, ranks_text
 
 # Of ranks for each other: at `attach`, and in an exchange.
@@ -264,26 +265,14 @@ class GlooAgreement:
     """
 
     def __init__(self, *, pipeline: _Group | None, peers: _Group | None) -> None:
-        self._pipeline = pipeline
-        self._peers = peers
-
-    def gather(self, message: bytes) -> Pending[list[bytes]]:
-        """Begin to gather the messages of this rank's pipeline, by rank."""
-        if self._pipeline is None:
-            return AloneAgreement().gather(message)
-        return _Gathering(self._pipeline, message)
-
-    def greatest(self, numbers: Sequence[float]) -> Pending[list[float]]:
-        """Begin to find the greatest of each number over all pipelines; all give as many."""
-        if self._peers is None:
-            return AloneAgreement().greatest(numbers)
-        return _Greatest(self._peers, numbers)
+        self._groups = {group for group in (pipeline, peers) if group is not None}
+        self.gather = None if pipeline is None else partial(_Gathering, pipeline)
+        self.greatest = None if peers is None else partial(_Greatest, peers)
 
     def close(self) -> None:
         """Give up what is in progress, without waiting; idempotent."""
-        for group in {self._pipeline, self._peers}:
-            if group is not None:
-                group.close()
+        for group in self._groups:
+            group.close()
 
 
 class _Gathering:

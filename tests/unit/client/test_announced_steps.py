@@ -21,7 +21,6 @@ from tests.unit.client.tiny_profile import HandClock
 from flyball_client.api.planner_client import PlannerClient
 from flyball_client.helper.link import _Shared
 from flyball_client.session.rank_session import RankSession
-from flyball_client.steps.agreement import AloneAgreement, Pending
 from flyball_wire.measurements import StepMeasurement
 
 Work = list[list[int]]
@@ -54,6 +53,26 @@ def planning_session(
 @pytest.fixture
 def session(planner: MemoryPlanner, gpu: RecordingGpu, make_session: SessionMaker) -> RankSession:
     return planning_session(planner, gpu, make_session)
+
+
+class Listening:
+    """Agreement of a pipeline's only rank that gathers all the same, and hears what that says."""
+
+    greatest = None
+
+    def __init__(self, hear: Callable[..., object]) -> None:
+        self._hear = hear
+
+    def gather(self, message: bytes) -> Listening:
+        self._hear(*json.loads(message.partition(b"\n")[0]))
+        self._messages = [message]
+        return self
+
+    def result(self) -> list[bytes]:
+        return self._messages
+
+    def close(self) -> None:
+        pass
 
 
 def run_step(
@@ -208,14 +227,11 @@ def test_the_plan_of_the_steps_number_of_microbatches_is_named_to_the_other_rank
 ) -> None:
     said: dict[int, list[object]] = {}
 
-    class Listening(AloneAgreement):
-        def gather(self, message: bytes) -> Pending[list[bytes]]:
-            step, *plans_and_more = json.loads(message.partition(b"\n")[0])
-            said[step] = plans_and_more[:2]
-            return super().gather(message)
+    def hear(step: int, *plans_and_more: object) -> None:
+        said[step] = list(plans_and_more[:2])
 
     session = make_session(gpu, planner=None)
-    session.plan_steps(Listening())
+    session.plan_steps(Listening(hear))
     session.start()
     part = part_of_stage(0, 1, num_microbatches=3)
     three = [(part.kinds[kind], microbatch) for kind, microbatch, *_ in part.instructions]
@@ -306,17 +322,10 @@ def test_a_plan_that_was_made_before_work_was_announced_is_not_run(
 def test_a_session_tells_its_pipeline_how_much_slower_than_planned_its_gpu_is(
     planner: MemoryPlanner, gpu: RecordingGpu, make_session: SessionMaker
 ) -> None:
-    said: list[list[float]] = []
-
-    class Listening(AloneAgreement):
-        def gather(self, message: bytes) -> Pending[list[bytes]]:
-            *_, slowness = json.loads(message.partition(b"\n")[0])
-            said.append(slowness)
-            return super().gather(message)
-
+    said: list[object] = []
     clock = HandClock()
     session = make_session(gpu, clock=clock.now_s)
-    session.plan_steps(Listening())
+    session.plan_steps(Listening(lambda *parts: said.append(parts[-1])))
     session.start()
     planner.name_first_step(
         planner.publish(

@@ -62,14 +62,22 @@ class MeetingAgreement:
     counts: dict[str, int] = field(default_factory=dict[str, int])
     is_closed: bool = False
 
-    def gather(self, message: bytes) -> Pending[list[bytes]]:
+    @property
+    def gather(self) -> Callable[[bytes], Pending[list[bytes]]] | None:
+        return self.gathering if self.meeting.num_stages > 1 else None
+
+    @property
+    def greatest(self) -> Callable[[Sequence[float]], Pending[list[float]]] | None:
+        return self.finding if self.meeting.num_pipelines > 1 else None
+
+    def gathering(self, message: bytes) -> Pending[list[bytes]]:
         key = "gather", self.pipeline, self.count("gather")
         pending: Pending[list[bytes]] = self.pending(
             key, self.stage, message, self.meeting.num_stages, list
         )
         return pending
 
-    def greatest(self, numbers: Sequence[float]) -> Pending[list[float]]:
+    def finding(self, numbers: Sequence[float]) -> Pending[list[float]]:
         key = "greatest", self.stage, self.count("greatest")
 
         def of_all(each: Any) -> list[float]:  # noqa: ANN401
@@ -535,22 +543,59 @@ def test_ranks_that_cannot_agree_end_step_plans_with_one_line(
     assert len(of_rank) == 1
 
 
+@pytest.mark.parametrize("num_pipelines", [1, 2])
 @pytest.mark.parametrize("is_there", [True, False])
 def test_a_helper_that_does_not_answer_costs_a_plan_and_nothing_else(
-    is_there: bool, monkeypatch: pytest.MonkeyPatch
+    is_there: bool, num_pipelines: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rank = Rank(Meeting(1, 1), 0, 0, deadline_ratio=1.3)
+    meeting = Meeting(num_pipelines, 1)
+    rank, *others = (
+        Rank(meeting, pipeline, 0, deadline_ratio=1.3) for pipeline in range(num_pipelines)
+    )
     # One that is there has until the step begins.
     monkeypatch.setattr(rank.exchange, "_ask", lambda question: is_there)
-    with running(rank):
-        rank.exchange.announce(1, HEAVY, None)
-        if not is_there:
-            wait_until(lambda: rank.agreement.counts.get("greatest") == 2)
+    with running(rank, *others):
+        for each in (rank, *others):
+            each.exchange.announce(1, HEAVY, None)
+        if not is_there or not others:
+            wait_until(lambda: rank.exchange._step == 2)
         monkeypatch.setattr(rank.exchange, "_ask", rank.ask)
-        rank.begin(1)
-        rank.exchange.announce(2, HEAVY, None)
+        for each in (rank, *others):
+            each.begin(1)
+            each.exchange.announce(2, HEAVY, None)
         wait_until(partial(rank.has_plan, 2))
         assert rank.clocks(1) == rank.plan.highest_mhz
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_plans_that_come_after_their_steps_have_begun_are_told_once_they_are_many(
+    answers: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.WARNING, logger="flyball_client")
+    rank = Rank(Meeting(1, 1), 0, 0, deadline_ratio=1.3)
+    asked: list[StepLoad | StepDeadlines] = []
+    monkeypatch.setattr(rank.exchange, "_ask", asked.append)
+
+    def run_late(first: int, num: int) -> None:
+        for step in range(first, first + num):
+            rank.exchange.announce(step, HEAVY, None)
+            wait_until(lambda: bool(asked))
+            rank.begin(step)
+            question = asked.pop()
+            if answers:
+                rank.exchange.step_planned(StepPlan(question.step, clocks_mhz=(1000,) * 4))
+            assert rank.clocks(step) == rank.plan.highest_mhz
+
+    with running(rank):
+        run_late(1, 9)
+        rank.exchange.announce(10, HEAVY, None)
+        wait_until(lambda: bool(asked))
+        rank.ask(asked.pop())
+        wait_until(partial(rank.has_plan, 10))  # in time
+        rank.begin(10)
+        run_late(11, 10)
+        run_late(21, 3)
+    assert [text.count("10 exchanges in a row ended after") for text in caplog.messages] == [1]
 
 
 @pytest.mark.parametrize(
