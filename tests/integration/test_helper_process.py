@@ -9,6 +9,7 @@ import math
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -39,6 +40,7 @@ from tests.unit.client.memory_planner import JOB_ID, MemoryPlanner, plan_of
 from flyball_client.api.planner_client import PlannerClient, Retries
 from flyball_client.helper import link as links
 from flyball_client.helper.frames import (
+    Received,
     framed,
     plan_parts,
     read_header,
@@ -495,6 +497,28 @@ def test_a_forked_child_leaves_the_helper_alone() -> None:
 
 
 # ------------------------------------------------------------------ frames
+
+
+def test_frames_that_come_together_or_in_pieces_are_read_one_by_one() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        received = Received(ours)
+        first, second = (framed({"event": name}, name.encode() * 30_000) for name in ("a", "b"))
+        sending = threading.Thread(target=theirs.sendall, args=(first + second,))
+        sending.start()
+        for name in ("a", "b"):
+            header, num_bytes = read_header(received)
+            assert (header, received(num_bytes)) == ({"event": name}, name.encode() * 30_000)
+        sending.join()
+        theirs.sendall(first[:50])
+        assert received(40) == first[:40]
+        assert received.has_more
+        assert received(10) == first[40:50]
+        assert not received.has_more
+        theirs.sendall(b"end")
+        theirs.shutdown(socket.SHUT_WR)
+        with pytest.raises(EOFError):
+            received(4)
 
 
 def test_a_steps_plan_and_times_come_through_as_they_were_sent() -> None:

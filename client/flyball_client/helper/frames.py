@@ -64,10 +64,7 @@ def read_header(receive: Receive) -> tuple[Header, int]:
 
 
 class Received:
-    """Reader of a connection, which receives all that is there at once.
-
-    Each call of the connection waits for Python's lock again.
-    """
+    """Reader of a connection in few calls, since each one waits for Python's lock again."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -84,11 +81,14 @@ class Received:
         Raises:
             EOFError: The other side has ended.
         """
-        while len(self._left) < num_bytes:
-            received = self._connection.recv(_MOST_AT_ONCE_BYTES)
-            if not received:
+        parts, num_left = [self._left], num_bytes - len(self._left)
+        while num_left > 0:
+            part = self._connection.recv(_MOST_AT_ONCE_BYTES)
+            if not part:
                 raise EOFError
-            self._left += received
+            parts.append(part)
+            num_left -= len(part)
+        self._left = b"".join(parts)
         found, self._left = self._left[:num_bytes], self._left[num_bytes:]
         return found
 

@@ -55,7 +55,7 @@ class StepAgreement(Protocol):
 
     @property
     def gather(self) -> Callable[[bytes], Pending[list[bytes]]] | None:
-        """What begins to gather messages of the ranks of this rank's pipeline, its own included.
+        """Function that begins to gather messages of this rank's pipeline, its own included.
 
         None: it is alone there.
         """
@@ -63,9 +63,9 @@ class StepAgreement(Protocol):
 
     @property
     def greatest(self) -> Callable[[Sequence[float]], Pending[list[float]]] | None:
-        """What begins to find the greatest of each number over all pipelines; all give as many.
+        """Function that begins to find the greatest of each number over all pipelines.
 
-        None: there is one pipeline.
+        All give as many. None: there is one pipeline.
         """
         ...
 

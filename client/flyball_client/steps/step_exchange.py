@@ -2,8 +2,9 @@
 
 During a step, a thread that only polls finds the next step's clocks: it gathers what the ranks of
 the pipeline announce, has the helper time the pipeline at its highest clocks, finds the slowest
-pipeline with the other ranks, and has the helper choose clocks. What is not there as the step
-before ends is not waited for: the step runs at the highest clocks on this rank.
+pipeline with the other ranks, and has the helper choose clocks; the only pipeline's helper is asked
+once. What is not there as the step before ends is not waited for: the step runs at the highest
+clocks on this rank.
 
 Each rank takes part in one exchange for each step, in order, with work or without. Ranks that are
 at different steps, and an exchange that fails or takes too long, end step plans on this rank.
@@ -56,7 +57,7 @@ _NEWS_PAUSE_S = _JOIN_S = 0.5
 _NUM_GAPS = 8
 # Steps whose work or plan is kept until they have run.
 _MAX_KEPT = 64
-# Exchanges in a row that were over too late, from which on that is said.
+# Steps in a row whose clocks came too late, from which on that is said.
 _MANY_LATE = 10
 
 T = TypeVar("T")
@@ -144,9 +145,11 @@ class StepExchange:
         # Whose exchange is next, or in progress.
         self._step = first_step
         self._news = threading.Event()
-        # The helper's last times, and the step whose plan it is asked for, under this plan.
+        # The helper's last times, the step whose clocks it was asked for last and the plan for
+        # that, and the step whose clocks have come last.
         self._times: _StepTimes | None = None
         self._asked: tuple[int, PlanKey] | None = None
+        self._answered: int | None = None
         self._is_stopping = self._has_logged = False
         self._num_late = 0
         self._thread = threading.Thread(target=self._run, name="flyball-exchange", daemon=True)
@@ -241,7 +244,7 @@ class StepExchange:
         self._wake()
 
     def _wake(self) -> None:
-        """Wake the thread if it has something to do now: each look takes time of a loop."""
+        """Wake the thread if it has something to do now: each look takes time of the training."""
         if self._is_due(self._step):
             self._news.set()
 
@@ -298,18 +301,19 @@ class StepExchange:
 
     def step_planned(self, plan: StepPlan) -> None:
         """Take a step's plan, for which no thread waits."""
-        step, (asked, key) = plan.step, self._asked or (None, None)
-        if asked != step or key is None:
+        asked, step = self._asked, plan.step
+        if asked is None or asked[0] != step:
             return
-        self._asked = None
+        self._answered = step
+        if not plan.clocks_mhz:
+            return
         if self._begun >= step:
             self._note_late()
             return
         self._num_late = 0
-        if plan.clocks_mhz:
-            self._plans[step] = key, plan
-            if self._voided == step:  # meanwhile
-                self._plans.pop(step, None)
+        self._plans[step] = asked[1], plan
+        if self._voided == step:  # meanwhile
+            self._plans.pop(step, None)
 
     # ------------------------------------------------------------------ the thread
 
@@ -354,7 +358,7 @@ class StepExchange:
                 return
         if load is None:
             return
-        if self._asked is not None:
+        if self._asked is not None and self._asked[0] != self._answered:
             self._note_late()
         self._asked = step, load.plan
         if not self._ask(load._replace(deadlines=deadlines) if greatest is None else deadlines):
@@ -368,8 +372,9 @@ class StepExchange:
         self._num_late += 1
         if self._num_late == _MANY_LATE:
             _logger.warning(
-                "%s: %d exchanges in a row ended after their step had begun, so these steps ran at"
-                " the highest clocks: work is announced too late, or steps are too short",
+                "%s: the clocks of %d steps in a row came after their step had begun, so these ran"
+                " at the highest clocks: work is announced too late, steps are too short, or the"
+                " helper process gets too little of a processor",
                 self._rank_name,
                 _MANY_LATE,
             )

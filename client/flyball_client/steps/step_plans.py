@@ -31,7 +31,10 @@ class StepDeadlines(NamedTuple):
 
 
 class StepLoad(NamedTuple):
-    """Work of a step: how long does the pipeline take at its highest clocks?"""
+    """Work of a step: how long does the pipeline take at its highest clocks?
+
+    With `deadlines`: which clocks keep them?
+    """
 
     step: int
     #: Plan that the step belongs to.
@@ -43,7 +46,7 @@ class StepLoad(NamedTuple):
     caution: float
     #: Where data-parallel ranks wait for each other; None: as in the job's other steps.
     coupling: Coupling | None = None
-    #: Of the only pipeline: its answer is the step's plan.
+    #: Of the only pipeline.
     deadlines: StepDeadlines | None = None
 
 

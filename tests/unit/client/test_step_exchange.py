@@ -574,7 +574,12 @@ def test_plans_that_come_after_their_steps_have_begun_are_told_once_they_are_man
     caplog.set_level(logging.WARNING, logger="flyball_client")
     rank = Rank(Meeting(1, 1), 0, 0, deadline_ratio=1.3)
     asked: list[StepLoad | StepDeadlines] = []
-    monkeypatch.setattr(rank.exchange, "_ask", asked.append)
+
+    def keep(question: StepLoad | StepDeadlines) -> bool:
+        asked.append(question)
+        return True
+
+    monkeypatch.setattr(rank.exchange, "_ask", keep)
 
     def run_late(first: int, num: int) -> None:
         for step in range(first, first + num):
@@ -590,12 +595,37 @@ def test_plans_that_come_after_their_steps_have_begun_are_told_once_they_are_man
         run_late(1, 9)
         rank.exchange.announce(10, HEAVY, None)
         wait_until(lambda: bool(asked))
+        rank.exchange.step_planned(StepPlan(9, clocks_mhz=(1000,) * 4))  # of an older question
+        assert not rank.has_plan(9)
         rank.ask(asked.pop())
         wait_until(partial(rank.has_plan, 10))  # in time
         rank.begin(10)
-        run_late(11, 10)
-        run_late(21, 3)
-    assert [text.count("10 exchanges in a row ended after") for text in caplog.messages] == [1]
+        run_late(11, 9)
+        assert not caplog.messages
+        run_late(20, 4)
+    assert [text.count("the clocks of 10 steps in a row") for text in caplog.messages] == [1]
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_steps_without_a_helper_or_that_it_refuses_are_not_late(
+    is_there: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.WARNING, logger="flyball_client")
+    rank = Rank(Meeting(1, 1), 0, 0)
+
+    def refuse(question: StepLoad | StepDeadlines) -> bool:
+        if is_there:
+            rank.begin(question.step)
+            rank.exchange.step_planned(StepPlan(question.step))
+        return is_there
+
+    monkeypatch.setattr(rank.exchange, "_ask", refuse)
+    with running(rank):
+        for step in range(1, 15):
+            rank.exchange.announce(step, HEAVY, None)
+            wait_until(lambda: rank.exchange._step == step + 1)  # noqa: B023 - called at once
+            rank.begin(step)
+    assert not caplog.messages
 
 
 @pytest.mark.parametrize(
@@ -638,7 +668,9 @@ def test_steps_may_be_announced_far_ahead_while_the_thread_takes_them() -> None:
         sys.setswitchinterval(interval_s)
 
 
-def test_other_work_for_a_step_and_a_failed_step_void_its_plan() -> None:
+def test_other_work_for_a_step_and_a_failed_step_void_its_plan(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     rank = Rank(Meeting(1, 1), 0, 0, deadline_ratio=1.3)
     with running(rank):
         rank.exchange.announce(1, LIGHT, None)
@@ -651,6 +683,20 @@ def test_other_work_for_a_step_and_a_failed_step_void_its_plan() -> None:
         wait_until(partial(rank.has_plan, 2))
         rank.exchange.void(2)
         assert rank.clocks(2) == rank.plan.highest_mhz
+        # Also while its plan is made.
+        rank.begin(2)
+        asked: list[StepLoad | StepDeadlines] = []
+
+        def void_first(question: StepLoad | StepDeadlines) -> bool:
+            rank.exchange.void(3)
+            asked.append(question)
+            return rank.ask(question)
+
+        monkeypatch.setattr(rank.exchange, "_ask", void_first)
+        rank.exchange.announce(3, LIGHT, None)
+        wait_until(lambda: rank.exchange._answered == 3)
+        assert asked
+        assert not rank.has_plan(3)
 
 
 def test_work_is_posted_whatever_becomes_of_the_exchanges() -> None:
