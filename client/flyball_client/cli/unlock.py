@@ -76,15 +76,12 @@ class Unlocker:
 
     def unlock_left(self) -> list[Unlocked]:
         """Restore every clock with a record whose rank or governor has ended."""
-        live = {found.uuid for found in self._records if found.is_live and not found.is_ungoverned}
         unlocked: list[Unlocked] = []
         for found in self._records:
-            is_left = found.is_left or found.is_ungoverned
-            if found.holder is not None and not is_left:
-                unlocked.append(_held(found, "in use"))
-            # A user cannot claim a clock that root's rank has left locked.
-            elif is_left and (found.owner == 0 or found.uuid not in live):
+            if found.is_unattended and not found.is_taken(self._records):
                 unlocked += self._unlock_left(found)
+            elif found.holder is not None and not found.is_unattended:
+                unlocked.append(_held(found, "in use"))
         return unlocked
 
     def _unlock_left(self, found: FoundRecord) -> list[Unlocked]:

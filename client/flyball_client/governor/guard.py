@@ -27,6 +27,7 @@ from flyball_client.governor.lock_record import (
     writer_of_byte,
 )
 from flyball_client.governor.state_folder import (
+    ROOT,
     StateRefusedError,
     make_state_dir,
     user_state_dirs,
@@ -48,7 +49,6 @@ DEADLINE_S = 10.0
 FIRST_RETRY_S = 1.0
 LONGEST_RETRY_S = 30.0
 _GUARD_FILE = "guard"
-_ROOT = 0
 _MAX_ANSWER_BYTES = 1 << 16
 
 _Key = tuple[Path, str, int]
@@ -100,8 +100,7 @@ class Guard:
         Waits a moment for drivers that answer at once; others are looked after at later checks.
         """
         found = self._find()
-        live = {gpu.uuid for gpu in found if gpu.is_live and not gpu.is_ungoverned}
-        left = {_key(gpu): gpu for gpu in found if gpu.is_left or gpu.is_ungoverned}
+        left = {_key(gpu): gpu for gpu in found if gpu.is_unattended}
         self._left = {
             key: state
             for key, state in self._left.items()
@@ -113,9 +112,7 @@ class Guard:
             is_early = now_s - state.since_s < _grace_s(record)
             if state.is_done or state.worker or is_early or now_s < state.next_s:
                 continue
-            # A user cannot claim a clock that root's rank has left locked.
-            is_taken = record.owner != _ROOT and record.uuid in live
-            state.worker = self._begin(record, is_taken=is_taken)
+            state.worker = self._begin(record, is_taken=record.is_taken(found))
         self._wait()
         for (_, uuid, _), state in self._left.items():
             self._end_late(uuid, state)
@@ -304,6 +301,6 @@ def _is_trusted(fd: int) -> bool:
     status = os.fstat(fd)
     return (
         stat.S_ISREG(status.st_mode)
-        and status.st_uid in {_ROOT, os.geteuid()}
+        and status.st_uid in {ROOT, os.geteuid()}
         and not status.st_mode & 0o022
     )

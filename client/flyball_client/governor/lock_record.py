@@ -19,6 +19,7 @@ import os
 import random
 import struct
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -26,6 +27,7 @@ from typing import ClassVar
 
 from flyball_client.governor.process_watch import ProcessIdentity, ProcessWatch
 from flyball_client.governor.state_folder import (
+    ROOT,
     StateRefusedError,
     make_state_dir,
     open_state_dir,
@@ -111,6 +113,24 @@ class FoundRecord:
         A rank starts another governor within a second where it trains.
         """
         return self.is_live and self.holder is not None and self.governor_pid is None
+
+    @property
+    def is_unattended(self) -> bool:
+        """Return whether no process will restore a clock that may be locked."""
+        return self.is_left or self.is_ungoverned
+
+    def is_taken(self, records: Sequence[FoundRecord]) -> bool:
+        """Return whether another rank's clock is in force on the GPU, which must not be restored.
+
+        A user cannot claim a clock that root's rank has left locked.
+
+        Args:
+            records: All of the node.
+        """
+        return self.owner != ROOT and any(
+            other.uuid == self.uuid and other.is_live and not other.is_ungoverned
+            for other in records
+        )
 
     @property
     def rank_name(self) -> str | None:

@@ -17,9 +17,10 @@ from pathlib import Path
 from flyball_wire.errors import FlyballError
 
 NODE_DIR = Path("/run/flyball")
+ROOT = 0
+"""Number of the user root."""
 _RUNTIME_DIRS = Path("/run/user")
 _FOLDER_NAME = "flyball"
-_ROOT = 0
 _OTHERS = 0o077
 _NO_FILE = {errno.ELOOP, errno.ENOTDIR, errno.ENXIO, errno.EISDIR}
 
@@ -38,7 +39,7 @@ def default_state_dir(environ: Mapping[str, str] | None = None) -> Path:
     variables = os.environ if environ is None else environ
     user_id = os.geteuid()
     own = node_state_dir(variables) / str(user_id)
-    if variables.get("FLYBALL_STATE_DIR") or user_id == _ROOT or _can_use(own):
+    if variables.get("FLYBALL_STATE_DIR") or user_id == ROOT or _can_use(own):
         return own
     runtime = variables.get("XDG_RUNTIME_DIR")
     if runtime:
@@ -59,7 +60,7 @@ def all_state_dirs(environ: Mapping[str, str]) -> dict[Path, int]:
     Root reads those of all users.
     """
     folders = {default_state_dir(environ): os.geteuid()}
-    if os.geteuid() != _ROOT:
+    if os.geteuid() != ROOT:
         return folders
     folders |= user_state_dirs(node_state_dir(environ))
     if not environ.get("FLYBALL_STATE_DIR"):
@@ -102,7 +103,7 @@ def check_parent(folder: Path) -> None:
     """
     parent = folder.parent.stat()
     is_shared = parent.st_mode & 0o022 and not parent.st_mode & stat.S_ISVTX
-    if parent.st_uid not in {_ROOT, os.geteuid()} or is_shared:
+    if parent.st_uid not in {ROOT, os.geteuid()} or is_shared:
         raise StateRefusedError(
             f"the state folder {folder} is refused: other users can replace it in"
             f" {folder.parent}; set FLYBALL_STATE_DIR to a folder that only root or this user"
