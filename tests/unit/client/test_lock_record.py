@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.governed_rank.pretended_rank import pretended_rank
@@ -263,6 +264,7 @@ def test_another_user_can_neither_open_nor_lock_a_record(tmp_path: Path) -> None
         script = f"""
 import os
 from pathlib import Path
+from typing import Any
 from flyball_client.governor.lock_record import LockRecord, StateRefusedError
 os.setuid({NOBODY})
 try:
@@ -302,3 +304,22 @@ def test_records_are_kept_where_the_environment_says_else_where_the_user_may(
     # The node's folder is used where that is possible.
     monkeypatch.setattr(state_folder, "NODE_DIR", tmp_path)
     assert default_state_dir({}) == tmp_path / str(euid)
+
+
+@pytest.mark.parametrize(
+    ("owner", "other", "expected"),
+    [
+        (1000, {"holder": HOLDER, "rank_pid": 5, "governor_pid": 6}, True),
+        (1000, {"governor_pid": 6}, True),  # its clock is not locked now
+        (1000, {"holder": HOLDER, "rank_pid": 5}, False),  # nobody will restore it
+        (1000, {"holder": HOLDER}, False),  # it has ended
+        (1000, {"holder": HOLDER, "rank_pid": 5, "governor_pid": 6, "uuid": "GPU-2"}, False),
+        (0, {"holder": HOLDER, "rank_pid": 5, "governor_pid": 6}, False),
+    ],
+)
+def test_a_clock_that_is_in_force_for_another_users_rank_is_taken_but_for_roots(
+    owner: int, other: dict[str, Any], expected: bool
+) -> None:
+    left = FoundRecord(folder=Path("/left"), uuid=UUID, owner=owner, holder=HOLDER)
+    fields: dict[str, Any] = {"uuid": UUID, "owner": 1001} | other
+    assert left.is_taken([left, FoundRecord(folder=Path("/other"), **fields)]) is expected
