@@ -31,6 +31,7 @@ from flyball_client.steps.agreement import (
     StepAgreement,
     check_coupling,
 )
+from flyball_client.steps.news import News, Stopped
 from flyball_client.steps.rank_slowness import RankSlowness, Slowness
 from flyball_client.steps.step_message import (
     StepMessage,
@@ -52,7 +53,7 @@ TIMEOUT_S = 300.0
 _HELPER_TIMEOUT_S = 10.0
 # Pauses between two looks at an exchange, s: the longest is a share of a step's time.
 _FIRST_PAUSE_S, _PAUSE_OF_STEP, _PAUSES_S = 0.0005, 0.02, (0.01, 0.1)
-_NEWS_PAUSE_S = _JOIN_S = 0.5
+_JOIN_S = 0.5
 # Steps of which the shortest gap before a step is taken for the next one's.
 _NUM_GAPS = 8
 # Steps whose work or plan is kept until they have run.
@@ -61,10 +62,6 @@ _MAX_KEPT = 64
 _MANY_LATE = 10
 
 T = TypeVar("T")
-
-
-class _Stopped(Exception):  # noqa: N818 - no error
-    """The rank ends."""
 
 
 class _Announced(NamedTuple):
@@ -144,13 +141,13 @@ class StepExchange:
         self._slowness = RankSlowness()
         # Whose exchange is next, or in progress.
         self._step = first_step
-        self._news = threading.Event()
+        self._news = News()
         # The helper's last times, the step whose clocks it was asked for last and the plan for
         # that, and the step whose clocks have come last.
         self._times: _StepTimes | None = None
         self._asked: tuple[int, PlanKey] | None = None
         self._answered: int | None = None
-        self._is_stopping = self._has_logged = False
+        self._has_logged = False
         self._num_late = 0
         self._thread = threading.Thread(target=self._run, name="flyball-exchange", daemon=True)
 
@@ -160,8 +157,7 @@ class StepExchange:
 
     def close(self) -> None:
         """Stop the thread, which ends within 0.5 s, and give up its exchange."""
-        self._is_stopping = True
-        self._news.set()
+        self._news.stop()
         if self._thread.ident is not None and self._thread is not threading.current_thread():
             self._thread.join(_JOIN_S)
         with suppress(Exception):
@@ -246,7 +242,7 @@ class StepExchange:
     def _wake(self) -> None:
         """Wake the thread if it has something to do now: each look takes time of the training."""
         if self._is_due(self._step):
-            self._news.set()
+            self._news.tell()
 
     def clocks(self, plan: CompiledPlan, step: int) -> tuple[int, ...] | None:
         """Return the step's own clocks, or the highest where there are none, MHz.
@@ -297,7 +293,7 @@ class StepExchange:
     def step_timed(self, step: int, times_s: tuple[float, ...]) -> None:
         """Take the time of each segment at the highest clocks, s; empty: not known."""
         self._times = _StepTimes(step, times_s)
-        self._news.set()
+        self._news.tell()
 
     def step_planned(self, plan: StepPlan) -> None:
         """Take a step's plan, for which no thread waits."""
@@ -322,7 +318,7 @@ class StepExchange:
             while True:
                 self._exchange(self._step)
                 self._step += 1
-        except _Stopped:
+        except Stopped:
             return
         except AgreementError as error:
             why = str(error)
@@ -337,7 +333,7 @@ class StepExchange:
         )
 
     def _exchange(self, step: int) -> None:
-        self._until_news(lambda: self._is_due(step) or None)
+        self._news.until(lambda: self._is_due(step) or None)
         announced = self._announced.pop(step, None)
         # None: it is too late for a plan.
         plan, others = self._next_plan, self._other_plans
@@ -374,7 +370,7 @@ class StepExchange:
             _logger.warning(
                 "%s: the clocks of %d steps in a row came after their step had begun, so these ran"
                 " at the highest clocks: work is announced too late, steps are too short, or the"
-                " helper process gets too little of a processor",
+                " helper process gets too little processor time",
                 self._rank_name,
                 _MANY_LATE,
             )
@@ -461,13 +457,13 @@ class StepExchange:
             times = self._times
             return times if times is not None and times.step == load.step else None
 
-        found = self._until_news(
+        found = self._news.until(
             poll, is_over=lambda: self._is_late(load.step), timeout_s=_HELPER_TIMEOUT_S
         )
         return () if found is None else found.times_s
 
     def _result_of(self, pending: Pending[T]) -> T:
-        found = self._until(
+        found = self._news.until(
             pending.result,
             timeout_s=self._timeout_s,
             pauses_s=(_FIRST_PAUSE_S, self._longest_pause_s),
@@ -475,43 +471,3 @@ class StepExchange:
         if found is None:
             raise AgreementError(f"other ranks did not come within {self._timeout_s:g} s")
         return found
-
-    def _until_news(
-        self,
-        poll: Callable[[], T | None],
-        *,
-        timeout_s: float = math.inf,
-        is_over: Callable[[], bool] = lambda: False,
-    ) -> T | None:
-        """Return what is polled where only news change it; see `_until`.
-
-        Each look takes time of a loop that is bound by its launches.
-        """
-        return self._until(
-            poll, pauses_s=(_NEWS_PAUSE_S, _NEWS_PAUSE_S), timeout_s=timeout_s, is_over=is_over
-        )
-
-    def _until(
-        self,
-        poll: Callable[[], T | None],
-        *,
-        pauses_s: tuple[float, float],
-        timeout_s: float = math.inf,
-        is_over: Callable[[], bool] = lambda: False,
-    ) -> T | None:
-        """Return what is polled once it is there; None: it is over, or not within the time.
-
-        News end a pause between two looks; the first and the longest are given.
-        """
-        give_up_s = time.monotonic() + timeout_s
-        pause_s, longest_pause_s = pauses_s
-        while True:
-            self._news.clear()
-            if self._is_stopping:
-                raise _Stopped
-            if (found := poll()) is not None:
-                return found
-            if is_over() or time.monotonic() >= give_up_s:
-                return None
-            self._news.wait(pause_s)
-            pause_s = min(2 * pause_s, longest_pause_s)
