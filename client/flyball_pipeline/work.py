@@ -27,8 +27,6 @@ StepWork = tuple[MicrobatchWork, ...]
 # Below and above, an instruction would take no time, or a step for ever.
 _LEAST_FACTOR, _MOST_FACTOR = 1e-3, 100.0
 _MOST_LENGTHS = 1e18
-# Checked first: the check of an abstract type is slow, and delays the next step.
-_LISTS, _PLAIN_NUMBERS = (list, tuple, Sequence), {int, float}
 
 
 class WorkCoefficients(NamedTuple):
@@ -77,15 +75,14 @@ def _work_of(microbatch: float | Sequence[float]) -> MicrobatchWork:
 
 
 def _is_list(given: object) -> bool:
-    return isinstance(given, _LISTS) and not isinstance(given, (str, bytes))
+    return isinstance(given, Sequence) and not isinstance(given, (str, bytes))
 
 
 def _numbers_of(given: Sequence[object]) -> list[float]:
     """Return numbers; a tensor is none, since it may have to be read from a GPU."""
     numbers = cast("Sequence[float]", given)
     for kind in dict.fromkeys(map(type, numbers)):
-        is_plain = kind in _PLAIN_NUMBERS
-        if not is_plain and (issubclass(kind, bool) or not issubclass(kind, Real)):
+        if issubclass(kind, bool) or not issubclass(kind, Real):
             raise PipelineError(
                 f"must be Python numbers, not {kind.__name__}; convert them, as with tolist()",
                 field="work",
