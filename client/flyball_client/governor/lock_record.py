@@ -120,7 +120,7 @@ class FoundRecord:
         return self.is_left or self.is_ungoverned
 
     def is_taken(self, records: Sequence[FoundRecord]) -> bool:
-        """Return whether another rank's clock is in force on the GPU, which must not be restored.
+        """Return whether another rank's clock is in force on the GPU, which restoring would undo.
 
         A user cannot claim a clock that root's rank has left locked.
 

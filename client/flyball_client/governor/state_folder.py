@@ -18,7 +18,7 @@ from flyball_wire.errors import FlyballError
 
 NODE_DIR = Path("/run/flyball")
 ROOT = 0
-"""Number of the user root."""
+"""User ID of root."""
 _RUNTIME_DIRS = Path("/run/user")
 _FOLDER_NAME = "flyball"
 _OTHERS = 0o077

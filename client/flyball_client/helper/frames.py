@@ -64,7 +64,10 @@ def read_header(receive: Receive) -> tuple[Header, int]:
 
 
 class Received:
-    """Reader of a connection in few calls, since each one waits for Python's lock again."""
+    """Reader of a connection in few calls, since each one waits for Python's lock again.
+
+    `socket.makefile` has a lock, of which a forked child would get a copy that stays locked.
+    """
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection

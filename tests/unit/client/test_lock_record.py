@@ -264,7 +264,6 @@ def test_another_user_can_neither_open_nor_lock_a_record(tmp_path: Path) -> None
         script = f"""
 import os
 from pathlib import Path
-from typing import Any
 from flyball_client.governor.lock_record import LockRecord, StateRefusedError
 os.setuid({NOBODY})
 try:
