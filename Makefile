@@ -48,7 +48,7 @@ test quick test-oldest test-newest test-lowest: export OMP_NUM_THREADS := 1
 demo: $(VENV)/installed
 	@$(BIN)/flyball demo $(DEMO_ARGS)
 
-# Four files at a time, since on two cores a third of the time would be waiting; the longest
+# Four files at a time: with fewer, two cores wait for tests that wait. The longest
 # (tests/acceptance) first. PYTEST_ARGS="-n 0" runs one by one.
 test: compiler $(VENV)/installed $(ZEUS)/installed $(TORCHTITAN)/installed $(AXE)/installed
 	@$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)

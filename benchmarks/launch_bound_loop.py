@@ -93,8 +93,7 @@ class LoopFigure:
             before or after it, %, mean without the tails, and its 95 %.
         control_percent, control_interval: the same of steps without.
         added_percent, added_interval: processor time that a planned step takes more in the
-            announcement and in the rank's other threads, % of a step, and its 95 %: the loop waits
-            for so much at most where a core is left to the helper.
+            announcement and in the rank's other threads, % of a step, and its 95 %.
         most_percent: limit of that; None: none. Steps alone scatter by more on two cores.
     """
 
@@ -123,7 +122,7 @@ class LoopFigure:
 
     @property
     def limits(self) -> list[Limit]:
-        """Of what the loop may wait for."""
+        """Of the added processor time."""
         if self.most_percent is None:
             return []
         name = f"loop beside {self.pipeline}: added processor time, % of a step"
