@@ -7,6 +7,7 @@ import json
 import logging
 import math
 import os
+import pickle
 import random
 import signal
 import socket
@@ -49,6 +50,7 @@ from flyball_client.helper.frames import (
     read_times,
     step_plan_parts,
 )
+from flyball_client.helper.process import _Helper
 from flyball_client.helper.rank_agent import LinkTimes, RankSpec
 from flyball_client.session.active_plan import compile_plan
 from flyball_client.session.plan_cursor import CompiledPlan
@@ -519,6 +521,43 @@ def test_frames_that_come_together_or_in_pieces_are_read_one_by_one() -> None:
         theirs.shutdown(socket.SHUT_WR)
         with pytest.raises(EOFError):
             received(4)
+
+
+class _Agent:
+    """Agent that notes what it is asked."""
+
+    def __init__(self, *_: object) -> None:
+        self.asked: list[object] = []
+        _Agent.latest = self
+
+    latest: _Agent | None = None
+
+    def start(self) -> None:
+        """Do nothing."""
+
+    def ask(self, question: object) -> None:
+        """Note it."""
+        self.asked.append(question)
+
+
+def test_frames_that_come_at_once_are_all_taken_before_the_helper_waits_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # A helper takes over its process's log.
+    log = logging.getLogger("flyball_client.helper")
+    for name, value in {"handlers": [], "propagate": True, "level": log.level}.items():
+        monkeypatch.setattr(log, name, value)
+    ours, theirs = socket.socketpair()
+    options = PlannerClient("http://planner.test").options
+    opening = pickle.dumps((options, _Agent))
+    asking = framed({"agent": 0, "event": "ask"}, pickle.dumps("a step"))
+    with ours, theirs:
+        ours.sendall(framed({"agent": 0, "event": "open"}, opening) + 2 * asking)
+        serving = threading.Thread(target=_Helper(os.getppid(), theirs, logging.INFO).serve)
+        serving.start()
+        wait_until(lambda: _Agent.latest and len(_Agent.latest.asked) == 2, "both questions")
+        ours.shutdown(socket.SHUT_RDWR)
+        serving.join()
 
 
 def test_a_steps_plan_and_times_come_through_as_they_were_sent() -> None:
