@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 from typing import TypeVar
 
 # Longest pause between two looks where other threads tell of every change, s.
@@ -22,17 +23,19 @@ class News:
     """What one thread waits for; `tell` and `stop` are for the others."""
 
     def __init__(self) -> None:
-        self._has_come = threading.Event()
+        # Of at most a few: an event of Python's takes three times the time.
+        self._queue = SimpleQueue[None]()
         self._is_stopping = False
 
     def tell(self) -> None:
         """Let the thread look again."""
-        self._has_come.set()
+        if self._queue.empty():
+            self._queue.put(None)
 
     def stop(self) -> None:
         """Let the thread end: its waits raise `Stopped`."""
         self._is_stopping = True
-        self._has_come.set()
+        self._queue.put(None)
 
     def until(
         self,
@@ -57,12 +60,14 @@ class News:
         give_up_s = time.monotonic() + timeout_s
         pause_s, longest_pause_s = pauses_s
         while True:
-            self._has_come.clear()
+            while not self._queue.empty():
+                self._queue.get()
             if self._is_stopping:
                 raise Stopped
             if (found := poll()) is not None:
                 return found
             if is_over() or time.monotonic() >= give_up_s:
                 return None
-            self._has_come.wait(pause_s)
+            with suppress(Empty):
+                self._queue.get(timeout=pause_s)
             pause_s = min(2 * pause_s, longest_pause_s)
