@@ -1,4 +1,4 @@
-"""A loop that is bound by its launches, by turns with steps that are planned beside it and without.
+"""A loop that is bound by its launches, by turns with a plan for each step and with one for all.
 
 It is the first rank of a pipeline whose plan this serves, so that nothing else computes meanwhile:
 `announced_steps.py` measures it, and starts `launch_bound_loop.py PIPELINE URL FOLDER`.
@@ -11,7 +11,7 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,83 +54,133 @@ class LoopCase(NamedTuple):
 
     Attributes:
         num_stages, num_microbatches: of it.
+        num_changes: clock changes a step of the plan for all, at most those of a step's own plan.
         has_others: True: other pipelines' times are asked for, which are there at once.
-        most_percent: limit of the added processor time, % of a step; None: none.
+        most_percent: limit of what planning makes a step longer by, %; None: none.
     """
 
     num_stages: int
     num_microbatches: int
+    num_changes: int
     has_others: bool = False
     most_percent: float | None = None
 
 
 LOOPS = {
-    "2 x 8": LoopCase(2, 8, most_percent=0.2),
-    "16 x 64": LoopCase(16, 64, most_percent=0.5),
-    "2 x 8 of several": LoopCase(2, 8, has_others=True),
-    "16 x 64 of several": LoopCase(16, 64, has_others=True),
+    "2 x 8": LoopCase(2, 8, 8, most_percent=0.2),
+    "16 x 64": LoopCase(16, 64, 40, most_percent=0.5),
+    "2 x 8 of several": LoopCase(2, 8, 8, has_others=True),
+    "16 x 64 of several": LoopCase(16, 64, 40, has_others=True),
 }
+SUPPORTED_MHZ = tuple(range(HIGHEST_MHZ, 800, -45))
 SHORTEST_S = {InstructionKind.FORWARD: 0.05, InstructionKind.BACKWARD: 0.1}
 # An A100's.
 DELAYS = ChangeDelays(up_s=0.0092, down_s=0.0034)
 # Time of the job's slowest pipeline over one's whose microbatches all have a factor of 1.
 SLOWEST = 1.4
 STEP_S, NUM_ROUNDS = 0.3, 80
-# Of the rounds, the longest and the shortest ratios, which other work of the machine has made so.
+# Of the rounds, those with most and least, which other work of the machine has made so.
 TRIMMED_SHARE = 0.1
 GIVE_UP_S, WARM_UP_S = 500.0, 60.0
-WAYS = ("planned", "alone", "control")
+# A plan for each step, and twice the plan for all.
+WAYS = ("planned", "static", "control")
+
+
+class StepFigures(NamedTuple):
+    """A step of the loop.
+
+    Attributes:
+        time_s: of the step, s.
+        launches_s: processor time of its launches, s, which follows how fast the core runs.
+        num_changes: of its clock.
+    """
+
+    time_s: float
+    launches_s: float
+    num_changes: int
+
+    @property
+    def rest_s(self) -> float:
+        """Return all other time, s: in hooks, and waiting for Python's lock or for the core."""
+        return self.time_s - self.launches_s
+
+
+Round = dict[str, StepFigures]
+"""A step of each way."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Growth:
+    """By how much a part of a step is longer, in the same round.
+
+    Attributes:
+        percent: mean without the tails, % of a step.
+        interval: its 95 %.
+    """
+
+    percent: float
+    interval: Interval
+
+    @classmethod
+    def of(cls, rounds: Sequence[Round], way: str, part: Callable[[StepFigures], float]) -> Growth:
+        """Return it for a part of a way's steps, beside those with the plan for all."""
+        step_s = fmean(each["static"].time_s for each in rounds)
+        longer = [100 * (part(each[way]) - part(each["static"])) / step_s for each in rounds]
+        return cls(percent=_trimmed_mean(longer), interval=Interval.of(longer, _trimmed_mean))
+
+    def __str__(self) -> str:
+        return f"{self.percent:+.2f} % {self.interval}"
+
+
+def _trimmed_mean(values: Sequence[float]) -> float:
+    num_trimmed = round(TRIMMED_SHARE * len(values))
+    return fmean(sorted(values)[num_trimmed : len(values) - num_trimmed])
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoopFigure:
-    """A loop bound by its launches, with steps that are planned beside it.
+    """A loop bound by its launches with a plan for each step, beside a plan for all steps.
 
     Attributes:
         pipeline: stages x microbatches with as many instructions.
-        step_s: mean step without, s.
-        longer_percent, longer_interval: by how much a step is longer than those without just
-            before or after it, %, mean without the tails, and its 95 %.
-        control_percent, control_interval: the same of steps without.
-        added_percent, added_interval: processor time that a planned step takes more in the
-            announcement and in the rank's other threads, % of a step, and its 95 %.
-        most_percent: limit of that; None: none. Steps alone scatter by more on two cores.
+        step_s: mean step with the plan for all, s.
+        num_changes, static_num_changes: mean clock changes of a step, with a plan for each and with
+            the plan for all.
+        rest, control_rest: by how much all but the processor time of launches is longer: of steps
+            with a plan for each, and of more steps with the plan for all.
+        launches, control_launches: the same of that processor time, which scatters with the core.
+        most_percent: limit of `rest`; None: none.
     """
 
     pipeline: str
     step_s: float
-    longer_percent: float
-    longer_interval: Interval
-    control_percent: float
-    control_interval: Interval
-    added_percent: float
-    added_interval: Interval
+    num_changes: float
+    static_num_changes: float
+    rest: Growth
+    control_rest: Growth
+    launches: Growth
+    control_launches: Growth
     most_percent: float | None
 
     @property
     def text(self) -> str:
         """For people."""
-        added_ms = 10 * self.added_percent * self.step_s
+        longer_ms = 10 * self.rest.percent * self.step_s
         return (
             f"launch-bound loop, steps of {1000 * self.step_s:.0f} ms, beside {self.pipeline}:"
-            f" {self.added_percent:.2f} % {self.added_interval} of a step in the announcement and"
-            f" the rank's other threads, {added_ms:.2f} ms;"
-            f" {self.longer_percent:+.2f} % {self.longer_interval}"
-            f" longer (without beside without: {self.control_percent:+.2f} %"
-            f" {self.control_interval})"
+            f" planning makes a step longer by {self.rest}, {longer_ms:.2f} ms"
+            f" (control: {self.control_rest}); processor time of its launches: {self.launches}"
+            f" (control: {self.control_launches}); {self.num_changes:.1f} clock changes a step"
+            f" beside {self.static_num_changes:.1f}"
         )
 
     @property
     def limits(self) -> list[Limit]:
-        """Of the added processor time."""
+        """Return the limit, if there is one."""
         if self.most_percent is None:
             return []
-        name = f"loop beside {self.pipeline}: added processor time, % of a step"
-        return [at_most(name, self.added_percent, self.most_percent)]
-
-
-Round = dict[str, tuple[float, float]]
-"""By way, a step's time and the processor time of its planning in the rank's process, s."""
+        name = f"loop beside {self.pipeline}: longer by planning, % of a step"
+        return [at_most(name, self.rest.percent, self.most_percent)]
 
 
 def measure_loop(pipeline: str) -> LoopFigure:
@@ -146,35 +196,35 @@ def measure_loop(pipeline: str) -> LoopFigure:
             give_up_s=GIVE_UP_S,
             environment=child_environment({}) | {"TMPDIR": path},
         )
-        rounds: list[Round] = json.loads((Path(path) / "rounds.json").read_text(encoding="utf-8"))
+        found = json.loads((Path(path) / "rounds.json").read_text(encoding="utf-8"))
+    rounds = [{way: StepFigures(*figures) for way, figures in each.items()} for each in found]
 
-    longer, control = (
-        [100 * (each[way][0] / each["alone"][0] - 1) for each in rounds]
-        for way in ("planned", "control")
-    )
-    step_s = fmean(each["alone"][0] for each in rounds)
-    added = [100 * (each["planned"][1] - each["alone"][1]) / step_s for each in rounds]
+    def longer(way: str) -> tuple[Growth, Growth]:
+        return (
+            Growth.of(rounds, way, lambda step: step.rest_s),
+            Growth.of(rounds, way, lambda step: step.launches_s),
+        )
+
+    (rest, launches), (control_rest, control_launches) = longer("planned"), longer("control")
     return LoopFigure(
         pipeline=pipeline,
-        step_s=step_s,
-        longer_percent=_trimmed_mean(longer),
-        longer_interval=Interval.of(longer, _trimmed_mean),
-        control_percent=_trimmed_mean(control),
-        control_interval=Interval.of(control, _trimmed_mean),
-        added_percent=fmean(added),
-        added_interval=Interval.of(added, fmean),
+        step_s=fmean(each["static"].time_s for each in rounds),
+        num_changes=fmean(each["planned"].num_changes for each in rounds),
+        static_num_changes=fmean(each["static"].num_changes for each in rounds),
+        rest=rest,
+        control_rest=control_rest,
+        launches=launches,
+        control_launches=control_launches,
         most_percent=LOOPS[pipeline].most_percent,
     )
 
 
-def _trimmed_mean(values: Sequence[float]) -> float:
-    num_trimmed = round(TRIMMED_SHARE * len(values))
-    return fmean(sorted(values)[num_trimmed : len(values) - num_trimmed])
-
-
 @contextmanager
 def _served(pipeline: str) -> Iterator[str]:
-    """Serve the first stage's part of a plan of such a pipeline; yield the address."""
+    """Serve the first stage's part of such a pipeline's plans to ranks 0 and 1; yield the address.
+
+    Rank 0 may plan each step, and rank 1 has one plan for all.
+    """
     schedule = schedule_of(pipeline)
     num_stages = len(schedule.stages)
     curves = {
@@ -187,9 +237,10 @@ def _served(pipeline: str) -> Iterator[str]:
     places = {
         (stage, kind, 0): curve for stage in range(num_stages) for kind, curve in curves.items()
     }
-    memory = MemoryPlanner()
-    version = memory.publish(
-        *((str(kind), number, HIGHEST_MHZ) for kind, number, _ in schedule.stages[0]),
+    rows = [(str(kind), number, HIGHEST_MHZ) for kind, number, _ in schedule.stages[0]]
+    planned, static = MemoryPlanner(), MemoryPlanner()
+    planned.publish(
+        *rows,
         pipeline=packed_pipeline(
             schedule,
             [[HIGHEST_MHZ] * len(stage) for stage in schedule.stages],
@@ -199,11 +250,22 @@ def _served(pipeline: str) -> Iterator[str]:
             delays=DELAYS,
         ),
     )
-    memory.name_first_step(version, 0)
+    # Its clocks change as evenly as their number permits, the last time for the next step's first.
+    num_changes = LOOPS[pipeline].num_changes
+    static.publish(
+        *(
+            (kind, number, SUPPORTED_MHZ[place * num_changes // len(rows) % 2])
+            for place, (kind, number, _) in enumerate(rows)
+        )
+    )
+    planners = {f"/ranks/{rank}": memory for rank, memory in enumerate((planned, static))}
+    for memory in planners.values():
+        memory.name_first_step(1, 0)
 
     def answer(planner: HostilePlanner, request: Request) -> Iterable[bytes]:
         del planner
         url = httpx.URL(request.target)
+        memory = next(memory for rank, memory in planners.items() if rank in url.path)
         status, body = memory.answer(url.path, dict(url.params), request.body)
         return whole(b"" if body is None else body, status=f"{status} as it is")
 
@@ -224,7 +286,10 @@ def schedule_of(pipeline: str) -> Schedule:
 class NoGpu:
     """A GPU whose clocks take no time, for a loop that computes on the processor."""
 
-    name, uuid, is_emulated, address = "no GPU", "GPU-none", False, None
+    name, is_emulated, address = "no GPU", False, None
+
+    def __init__(self, number: int) -> None:
+        self.uuid = f"GPU-{number}"
 
     def clock_limits(self) -> ClockLimit:
         """Return none."""
@@ -232,7 +297,7 @@ class NoGpu:
 
     def supported_sm_clocks_mhz(self) -> tuple[int, ...]:
         """Return those of the profile."""
-        return tuple(range(HIGHEST_MHZ, 800, -45))
+        return SUPPORTED_MHZ
 
     def lock_sm_clock_mhz(self, sm_clock_mhz: int) -> None:
         """Do nothing."""
@@ -281,15 +346,16 @@ class Loop:
     """Steps of many small computations, two for each microbatch.
 
     Args:
-        session: session of the rank.
-        pipeline: of which it is the first rank.
+        planned: session with a plan for each step, that of the first rank of the pipeline.
+        static: session with the plan for all.
+        pipeline: which it is.
     """
 
-    def __init__(self, session: RankSession, pipeline: str) -> None:
+    def __init__(self, planned: RankSession, static: RankSession, pipeline: str) -> None:
         import torch  # noqa: PLC0415 - in the rank alone
 
         torch.set_num_threads(1)
-        self._session = session
+        self._planned, self._static = planned, static
         self._operand: Any = torch.ones(32, 32)
         self._draw = random.Random(SEED)
         case = LOOPS[pipeline]
@@ -302,63 +368,66 @@ class Loop:
 
     def lengthen(self) -> None:
         """Make steps as long as they are to be."""
-        while min(self.step(is_planned=False) for _ in range(3))[0] < STEP_S:
-            self._num_launches += -(-self._num_launches // 4)
+        while (shortest_s := min(self.step("static").time_s for _ in range(5))) < STEP_S:
+            self._num_launches += max(1, int(self._num_launches * min(1, STEP_S / shortest_s - 1)))
 
-    def step(self, *, is_planned: bool) -> tuple[float, float]:
-        """Run a step; return its time, and the processor time of planning in this process, s.
-
-        Args:
-            is_planned: True: the next step is announced, and planned meanwhile.
-        """
+    def step(self, way: str) -> StepFigures:
+        """Run a step; where each has its plan, the next one is announced, and planned meanwhile."""
         work = [sequence_lengths(self._draw) for _ in range(self._num_microbatches)]
-        session = self._session
-        began_s, began_threads_s = time.perf_counter(), time.process_time() - time.thread_time()
+        session = self._planned if way == "planned" else self._static
+        num_changes_before = session.clock_report.num_switches
+        launches_s = 0.0
+        began_s = time.perf_counter()
         session.on_step_begin()
-        announcing_s = time.thread_time()
-        if is_planned:
+        if way == "planned":
             session.announce_step(work, slowest_s=self._slowest_s)
-        announcing_s = time.thread_time() - announcing_s
         for kind, microbatch, _ in self._instructions:
             session.on_instruction_begin(kind, microbatch=microbatch)
+            launching_s = time.thread_time()
             for _ in range(self._num_launches):
                 self._operand.mul(1.0)
+            launches_s += time.thread_time() - launching_s
             session.on_instruction_end(kind, microbatch=microbatch)
         session.on_step_end()
-        took_s = time.perf_counter() - began_s
-        threads_s = time.process_time() - time.thread_time() - began_threads_s
-        return took_s, announcing_s + threads_s
+        time_s = time.perf_counter() - began_s
+        num_changes = session.clock_report.num_switches - num_changes_before
+        return StepFigures(time_s, launches_s, num_changes)
 
-    def counted_step(self, way: str) -> tuple[float, float]:
+    def counted_step(self, way: str) -> StepFigures:
         """Run a step after one that is not counted."""
-        self.step(is_planned=way == "planned")
-        return self.step(is_planned=way == "planned")
+        self.step(way)
+        return self.step(way)
 
 
 def main() -> None:
     """Run steps by turns, and write their times."""
     pipeline, url, folder = sys.argv[1:]
     with PlannerClient(url) as planner:
-        session = RankSession(gpu=NoGpu(), job_id=JOB_ID, rank=0, stage=0, planner=planner)
+        planned, static = (
+            RankSession(gpu=NoGpu(rank), job_id=JOB_ID, rank=rank, stage=0, planner=planner)
+            for rank in range(2)
+        )
         others = OthersAtOnce() if LOOPS[pipeline].has_others else None
-        session.plan_steps(others, coupling="step")
-        session.start()
-        loop = Loop(session, pipeline)
+        planned.plan_steps(others, coupling="step")
+        planned.start()
+        static.start()
+        loop = Loop(planned, static, pipeline)
         give_up_s = time.monotonic() + WARM_UP_S
-        while num_planned(session) < 2:
+        while num_planned(planned) < 2:
             if time.monotonic() > give_up_s:
                 raise SystemExit("no step had a plan of its own")
             loop.counted_step("planned")
         # The first steps were slower, while the helper started.
         loop.lengthen()
-        draw, planned_before = random.Random(SEED), num_planned(session)
+        draw, planned_before = random.Random(SEED), num_planned(planned)
         rounds: list[Round] = []
         for _ in range(NUM_ROUNDS):
             ways = list(WAYS)
             draw.shuffle(ways)
             rounds.append({way: loop.counted_step(way) for way in ways})
-        num = num_planned(session) - planned_before
-        session.close()
+        num = num_planned(planned) - planned_before
+        planned.close()
+        static.close()
     if num < NUM_ROUNDS:
         raise SystemExit(f"{num:.0f} of {NUM_ROUNDS} steps had plans of their own")
     (Path(folder) / "rounds.json").write_text(json.dumps(rounds), encoding="utf-8")
