@@ -79,8 +79,8 @@ DELAYS = ChangeDelays(up_s=0.0092, down_s=0.0034)
 # Time of the job's slowest pipeline over one's whose microbatches all have a factor of 1.
 SLOWEST = 1.4
 STEP_S, NUM_ROUNDS = 0.3, 80
-# Of the rounds, those with most and least, which other work of the machine has made so.
-TRIMMED_SHARE = 0.1
+# Of the rounds, the quarters with most and least, which other work of the machine has made so.
+TRIMMED_SHARE = 0.25
 GIVE_UP_S, WARM_UP_S = 500.0, 60.0
 # A plan for each step, and twice the plan for all.
 WAYS = ("planned", "static", "control")
@@ -114,7 +114,7 @@ class Growth:
     """By how much a part of a step is longer, in the same round.
 
     Attributes:
-        percent: mean without the tails, % of a step.
+        percent: mean of the middle half of the rounds, % of a step.
         interval: its 95 %.
     """
 

@@ -41,6 +41,7 @@ from tests.unit.client.memory_planner import JOB_ID, MemoryPlanner, plan_of
 from flyball_client.api.planner_client import PlannerClient, Retries
 from flyball_client.helper import link as links
 from flyball_client.helper.frames import (
+    Header,
     Received,
     framed,
     plan_parts,
@@ -364,6 +365,25 @@ def test_a_frozen_helper_is_not_waited_for_and_goes_on_where_it_was(quick: None)
         os.kill(pid, signal.SIGCONT)
         wait_until(lambda: rank.link.ask(QUESTION), "an answer to it")
         assert helper_pid() == pid
+
+
+def test_a_rank_may_be_closed_by_a_signal_that_comes_while_it_asks(
+    quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send_at_once = links._Process.send_at_once
+    with helped_rank(honest(MemoryPlanner())) as (rank, _):
+        pid = helper_pid()
+        agent = rank.link._agent
+        assert agent is not None
+
+        def interrupted(process: links._Process, header: Header, body: object) -> bool:
+            agent.stop()
+            agent.close()
+            return send_at_once(process, header, body)
+
+        monkeypatch.setattr(links._Process, "send_at_once", interrupted)
+        assert not rank.link.ask(QUESTION)
+        wait_until(lambda: is_gone(pid), "its end")
 
 
 def test_a_helper_that_stops_reading_a_question_is_killed(quick: None) -> None:

@@ -249,7 +249,8 @@ class _Link:
     """Thread that serves the helper's agents and starts the helper again."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        # A signal's handler may close a session whose hook is asking.
+        self._lock = threading.RLock()
         self._owners: dict[int, tuple[ConnectionOptions, AgentOwner]] = {}
         self._stopping: set[int] = set()
         self._next_number = 0
