@@ -41,7 +41,6 @@ from tests.unit.client.memory_planner import JOB_ID, MemoryPlanner, plan_of
 from flyball_client.api.planner_client import PlannerClient, Retries
 from flyball_client.helper import link as links
 from flyball_client.helper.frames import (
-    Header,
     Received,
     framed,
     plan_parts,
@@ -57,7 +56,7 @@ from flyball_client.session.active_plan import compile_plan
 from flyball_client.session.plan_cursor import CompiledPlan
 from flyball_client.session.planner_link import PlannerLink
 from flyball_client.session.registration import JobRegistrar, named_start
-from flyball_client.steps.step_plans import PlanKey, StepDeadlines, StepLoad, StepPlan
+from flyball_client.steps.step_plans import PlanKey, StepLoad, StepPlan
 from flyball_wire import routes
 from flyball_wire.codec import encode
 from flyball_wire.measurements import StepMeasurement
@@ -346,69 +345,17 @@ def test_a_helper_that_shows_no_life_is_killed_and_started_again(
         wait_until(lambda: len(memory.measurements) == 3, "the steps")
 
 
-QUESTION = StepLoad(0, PlanKey(1, None), ((1.0,) * 1000,), (1.0,), 0.0)
-LARGE_QUESTION = QUESTION._replace(work=((1.0,) * 100_000,))
-
-
-def fill(rank: HelpedRank) -> None:
-    """Ask a frozen helper until nothing more can be sent to it."""
-    for question in (QUESTION, StepDeadlines(0)):
-        assert not all(rank.link.ask(question) for _ in range(10_000))
-
-
-def test_a_frozen_helper_is_not_waited_for_and_goes_on_where_it_was(quick: None) -> None:
-    with helped_rank(honest(MemoryPlanner())) as (rank, _):
-        pid = helper_pid()
-        wait_until(lambda: rank.link.ask(LARGE_QUESTION), "a question that is sent in parts")
-        os.kill(pid, signal.SIGSTOP)
-        fill(rank)
-        os.kill(pid, signal.SIGCONT)
-        wait_until(lambda: rank.link.ask(QUESTION), "an answer to it")
-        assert helper_pid() == pid
-
-
-def test_a_rank_may_be_closed_by_a_signal_that_comes_while_it_asks(
-    quick: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    send_at_once = links._Process.send_at_once
-    with helped_rank(honest(MemoryPlanner())) as (rank, _):
-        pid = helper_pid()
-        agent = rank.link._agent
-        assert agent is not None
-
-        def interrupted(process: links._Process, header: Header, body: object) -> bool:
-            agent.stop()
-            agent.close()
-            return send_at_once(process, header, body)
-
-        monkeypatch.setattr(links._Process, "send_at_once", interrupted)
-        assert not rank.link.ask(QUESTION)
-        wait_until(lambda: is_gone(pid), "its end")
-
-
-def test_a_helper_that_stops_reading_a_question_is_killed(quick: None) -> None:
-    with helped_rank(honest(MemoryPlanner())) as (rank, _):
-        pid = helper_pid()
-        os.kill(pid, signal.SIGSTOP)
-        assert not rank.link.ask(LARGE_QUESTION)
-        wait_until(lambda: is_gone(pid), "its end")
-        wait_until(lambda: rank.link.ask(QUESTION), "another helper")
-
-
 def test_a_rank_ends_though_another_thread_waits_for_a_frozen_helper_to_read(quick: None) -> None:
     with helped_rank(honest(MemoryPlanner())) as (rank, _):
         pid = helper_pid()
         os.kill(pid, signal.SIGSTOP)
-        fill(rank)
-        agent = rank.link._agent
-        assert agent is not None
-        stopping = threading.Thread(target=agent.stop)
-        stopping.start()
-        # The hooks do not wait for who waits.
-        assert not rank.link.ask(QUESTION)
+        # More than a socket holds.
+        load = StepLoad(0, PlanKey(1, None), ((1.0,) * 500_000,), (1.0,), 0.0)
+        asking = threading.Thread(target=rank.link.ask, args=(load,))
+        asking.start()
         rank.link.stop()
-        stopping.join(10.0)
-        assert not stopping.is_alive()
+        asking.join(10.0)
+        assert not asking.is_alive()
         wait_until(lambda: is_gone(pid), "its end")
 
 

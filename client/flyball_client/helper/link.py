@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import os
 import pickle
 import signal
 import socket
-import struct
 import threading
 import time
 from collections.abc import Callable, Generator
@@ -48,11 +46,8 @@ _logger = logging.getLogger(__name__)
 # A helper that gives no sign of life for this time in s is killed; it may be started on a busy
 # node, with Python on a network's file system.
 _SILENCE_S = 12 * ALIVE_S
-# A training process that ends, or that has sent a part of a question, waits this time in s for a
-# helper that has stopped reading.
+# A training process that ends waits this time in s for a helper that has stopped reading.
 _BLOCKED_S = 1.0
-# A hook that asks about a step waits this time in s at most for what another thread sends.
-_ASKING_S = 0.002
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 15.0
 _REAP_TIMEOUT_S, _REAP_PAUSE_S = 1.0, 0.005
@@ -158,10 +153,7 @@ class _Process:
     def __init__(self) -> None:
         self._socket, theirs = socket.socketpair()
         # Also of sending: a helper that takes nothing is as good as dead.
-        # With a timeout of Python's, each call would wait for Python's lock once more.
-        silence = struct.pack("ll", math.ceil(_SILENCE_S), 0)
-        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-            self._socket.setsockopt(socket.SOL_SOCKET, option, silence)
+        self._socket.settimeout(_SILENCE_S)
         self.receive = Received(self._socket)
         self._reaping = threading.Lock()
         self._is_reaped = False
@@ -188,30 +180,6 @@ class _Process:
         content = b"" if body is None else pickle.dumps(body)
         with contextlib.suppress(OSError):
             self._socket.sendall(framed(header, content), socket.MSG_NOSIGNAL)
-
-    def send_at_once(self, header: Header, body: object) -> bool:
-        """Send a frame, and return whether it was sent, without waiting where it fits.
-
-        It is not sent if the helper has not read what came before. A frame that is larger than the
-        connection is sent as it is read; a helper that stops reading it is killed.
-        """
-        left = memoryview(framed(header, pickle.dumps(body)))
-        flags, give_up_s = socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT, math.inf
-        while left:
-            try:
-                left = left[self._socket.send(left, flags) :]
-            except BlockingIOError:
-                if give_up_s == math.inf:
-                    return False
-                if time.monotonic() >= give_up_s:
-                    self.kill()
-                    return False
-                time.sleep(_ASKING_S)
-            except OSError:
-                return False
-            else:
-                give_up_s = time.monotonic() + _BLOCKED_S
-        return True
 
     def kill(self) -> None:
         """Kill it, which ends a `receive` in progress."""
@@ -249,8 +217,7 @@ class _Link:
     """Thread that serves the helper's agents and starts the helper again."""
 
     def __init__(self) -> None:
-        # A signal's handler may close a session whose hook is asking.
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()
         self._owners: dict[int, tuple[ConnectionOptions, AgentOwner]] = {}
         self._stopping: set[int] = set()
         self._next_number = 0
@@ -273,17 +240,10 @@ class _Link:
         return number
 
     def ask(self, number: int, question: StepLoad | StepDeadlines) -> bool:
-        """Ask a rank's agent about a step, without waiting; return whether it may answer."""
-        # Who holds it may wait for a helper that has stopped reading.
-        if not self._lock.acquire(timeout=_ASKING_S):
-            return False
-        try:
-            process = self._process
-            if process is None or number not in self._owners:
-                return False
-            return process.send_at_once({"agent": number, "event": "ask"}, question)
-        finally:
-            self._lock.release()
+        """Ask a rank's agent about a step; return whether there is a helper that may answer."""
+        with self._lock:
+            self._send(number, "ask", question)
+            return self._process is not None
 
     def stop(self, number: int) -> None:
         """Begin the end of an agent."""
@@ -355,7 +315,7 @@ class _Link:
             while not self._is_over.is_set():
                 self._take_event(process)
             why = "is no longer needed"
-        except BlockingIOError:
+        except TimeoutError:
             why = f"gave no sign of life for {_SILENCE_S:g} s and was killed"
         except (EOFError, OSError):
             why = "has ended"

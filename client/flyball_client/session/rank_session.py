@@ -60,7 +60,7 @@ class RankSession:
     that begins at another clock than was requested gets its own then; see PlanCursor for unplanned
     instructions.
 
-    The hooks wait for nothing and raise nothing: after an error clocks are no longer
+    The hooks do no I/O and raise nothing: after an error clocks are no longer
     set, which is logged once. The hooks and `close` may be called from one thread at a time.
 
     The clock of a real GPU is set by a separate process, which restores it after a crash; see
@@ -181,8 +181,7 @@ class RankSession:
         """Follow a plan of each step's own, as far as work is announced; before `start`.
 
         From now on the rank takes part in one exchange with other ranks for each step, in a thread
-        that only polls. All ranks of the job must do so. A rank that is alone asks its helper in
-        the hooks, without waiting.
+        that only polls. All ranks of the job must do so.
 
         Args:
             agreement: Exchanges with the other ranks, closed here; None: there are none.

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
-from queue import Empty, SimpleQueue
 from typing import TypeVar
 
 # Longest pause between two looks where other threads tell of every change, s.
@@ -23,19 +22,17 @@ class News:
     """What one thread waits for; `tell` and `stop` are for the others."""
 
     def __init__(self) -> None:
-        # Of at most a few: an event of Python's takes three times the time.
-        self._queue = SimpleQueue[None]()
+        self._has_come = threading.Event()
         self._is_stopping = False
 
     def tell(self) -> None:
         """Let the thread look again."""
-        if self._queue.empty():
-            self._queue.put(None)
+        self._has_come.set()
 
     def stop(self) -> None:
         """Let the thread end: its waits raise `Stopped`."""
         self._is_stopping = True
-        self._queue.put(None)
+        self._has_come.set()
 
     def until(
         self,
@@ -60,14 +57,12 @@ class News:
         give_up_s = time.monotonic() + timeout_s
         pause_s, longest_pause_s = pauses_s
         while True:
-            while not self._queue.empty():
-                self._queue.get()
+            self._has_come.clear()
             if self._is_stopping:
                 raise Stopped
             if (found := poll()) is not None:
                 return found
             if is_over() or time.monotonic() >= give_up_s:
                 return None
-            with suppress(Empty):
-                self._queue.get(timeout=pause_s)
+            self._has_come.wait(pause_s)
             pause_s = min(2 * pause_s, longest_pause_s)

@@ -3,9 +3,8 @@
 During a step, a thread that only polls finds the next step's clocks: it gathers what the ranks of
 the pipeline announce, has the helper time the pipeline at its highest clocks, finds the slowest
 pipeline with the other ranks, and has the helper choose clocks; the only pipeline's helper is asked
-once. The only rank waits for nobody: its hooks ask the helper, since a thread would take more of
-the training's time. What is not there as the step before ends is not waited for: the step runs at
-the highest clocks on this rank.
+once. What is not there as the step before ends is not waited for: the step runs at the highest
+clocks on this rank.
 
 Each rank takes part in one exchange for each step, in order, with work or without. Ranks that are
 at different steps, and an exchange that fails or takes too long, end step plans on this rank.
@@ -92,12 +91,12 @@ class _StepTimes(NamedTuple):
 class StepExchange:
     """Announced work, exchanges and decided clocks of one rank.
 
-    `announce`, `begin`, `clocks`, `end` and `learn` are called by the thread of the hooks and wait
-    for nothing; `step_timed` and `step_planned` by the one that the helper's answers come on.
+    `announce`, `begin`, `clocks`, `end` and `learn` are called by the thread of the hooks and do no
+    I/O; `step_timed` and `step_planned` by the one that the helper's answers come on.
 
     Args:
         agreement: Exchanges with the other ranks; closed here.
-        ask: Asks the helper, waits for nothing, and returns whether it may answer.
+        ask: Asks the helper, and returns whether there is one.
         first_step: Number of the first step.
         stage: Stage of this rank.
         rank_name: Job and rank, for the log.
@@ -150,23 +149,17 @@ class StepExchange:
         self._answered: int | None = None
         self._has_logged = False
         self._num_late = 0
-        self._has_ended = False
-        self._exchanging = threading.Lock()
-        self._thread: threading.Thread | None = None
-        if agreement.gather is not None or agreement.greatest is not None:
-            self._thread = threading.Thread(target=self._run, name="flyball-exchange", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="flyball-exchange", daemon=True)
 
     def start(self) -> None:
-        """Start the thread, if there are other ranks; may be called once."""
-        if self._thread is not None:
-            self._thread.start()
+        """Start the thread; may be called once."""
+        self._thread.start()
 
     def close(self) -> None:
         """Stop the thread, which ends within 0.5 s, and give up its exchange."""
         self._news.stop()
-        thread = self._thread
-        if thread is not None and thread.ident and thread is not threading.current_thread():
-            thread.join(_JOIN_S)
+        if self._thread.ident is not None and self._thread is not threading.current_thread():
+            self._thread.join(_JOIN_S)
         with suppress(Exception):
             self._agreement.close()
 
@@ -247,20 +240,9 @@ class StepExchange:
         self._wake()
 
     def _wake(self) -> None:
-        """Have the exchanges that are due held: by the thread, or here if there are no others."""
-        if self._has_ended or not self._is_due(self._step):
-            return
-        if self._thread is not None:
+        """Wake the thread if it has something to do now: each look takes time of the training."""
+        if self._is_due(self._step):
             self._news.tell()
-            return
-        # Work may be announced on another thread.
-        with self._exchanging:
-            try:
-                while not self._has_ended and self._is_due(self._step):
-                    self._exchange(self._step)
-                    self._step += 1
-            except Exception as error:
-                self._give_up(error)
 
     def clocks(self, plan: CompiledPlan, step: int) -> tuple[int, ...] | None:
         """Return the step's own clocks, or the highest where there are none, MHz.
@@ -329,30 +311,29 @@ class StepExchange:
         if self._voided == step:  # meanwhile
             self._plans.pop(step, None)
 
-    # ------------------------------------------------------------------ exchanges
+    # ------------------------------------------------------------------ the thread
 
     def _run(self) -> None:
         try:
             while True:
-                self._news.until(lambda: self._is_due(self._step) or None)
                 self._exchange(self._step)
                 self._step += 1
         except Stopped:
             return
+        except AgreementError as error:
+            why = str(error)
         except Exception as error:
-            self._give_up(error)
-
-    def _give_up(self, error: Exception) -> None:
-        self._has_ended = True
+            why = repr(error)
         self._plans.clear()
         _logger.warning(
             "%s: steps have no plans of their own from now on, and run at the highest clocks"
             " where work is announced: %s",
             self._rank_name,
-            error if isinstance(error, AgreementError) else repr(error),
+            why,
         )
 
     def _exchange(self, step: int) -> None:
+        self._news.until(lambda: self._is_due(step) or None)
         announced = self._announced.pop(step, None)
         # None: it is too late for a plan.
         plan, others = self._next_plan, self._other_plans

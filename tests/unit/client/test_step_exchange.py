@@ -127,13 +127,12 @@ class Rank:
         coupling: Coupling = "step",
         timeout_s: float = 20.0,
         reads_batch: bool = True,
-        is_alone: bool = False,
         **rules: Any,  # noqa: ANN401
     ) -> None:
         self.part = part_of_stage(stage, meeting.num_stages, **rules)
         self.plan: CompiledPlan = compile_plan(self.part, stage=stage, supported_mhz=SUPPORTED_MHZ)
         self.key = PlanKey(self.part.version, self.part.plan_id)
-        self.agreement = AloneAgreement() if is_alone else meeting.agreement(pipeline, stage)
+        self.agreement = meeting.agreement(pipeline, stage)
         self.now_s = 0.0
         self.exchange = StepExchange(
             self.agreement,
@@ -179,7 +178,7 @@ def running(*ranks: Rank) -> Iterator[None]:
             rank.exchange.close()
             rank.planner.stop()
         for rank in ranks:
-            assert isinstance(rank.agreement, AloneAgreement) or rank.agreement.is_closed
+            assert rank.exchange._agreement is not rank.agreement or rank.agreement.is_closed
         assert not any(each.name == "flyball-exchange" for each in threading.enumerate())
 
 
@@ -292,7 +291,8 @@ def test_lengths_that_a_pipelines_times_are_not_known_for_give_all_the_highest_c
 
 def test_clocks_that_come_after_the_step_before_has_ended_are_there_as_the_step_begins() -> None:
     # Alone, also with a pipeline of several stages.
-    rank = Rank(Meeting(1, 2), 0, 0, deadline_ratio=1.2, is_alone=True)
+    rank = Rank(Meeting(1, 2), 0, 0, deadline_ratio=1.2)
+    rank.exchange._agreement = AloneAgreement()
     with running(rank):
         assert rank.clocks(1) == rank.plan.highest_mhz  # as step 0 ends: an epoch's last one
         rank.exchange.announce(1, HEAVY, None)
@@ -613,20 +613,18 @@ def test_steps_without_a_helper_or_that_it_refuses_are_not_late(
     caplog.set_level(logging.WARNING, logger="flyball_client")
     rank = Rank(Meeting(1, 1), 0, 0)
 
-    asked: list[int] = []
-
     def refuse(question: StepLoad | StepDeadlines) -> bool:
-        asked.append(question.step)
+        if is_there:
+            rank.begin(question.step)
+            rank.exchange.step_planned(StepPlan(question.step))
         return is_there
 
     monkeypatch.setattr(rank.exchange, "_ask", refuse)
     with running(rank):
         for step in range(1, 15):
             rank.exchange.announce(step, HEAVY, None)
+            wait_until(lambda: rank.exchange._step == step + 1)  # noqa: B023 - called at once
             rank.begin(step)
-            if is_there:
-                rank.exchange.step_planned(StepPlan(step))
-    assert asked == list(range(1, 15))
     assert not caplog.messages
 
 
@@ -658,16 +656,14 @@ def test_no_work_is_logged_once_and_raises_nothing(
 
 def test_steps_may_be_announced_far_ahead_while_the_thread_takes_them() -> None:
     interval_s = sys.getswitchinterval()
-    meeting = Meeting(2, 1)
-    ranks = [Rank(meeting, pipeline, 0) for pipeline in range(2)]
+    rank = Rank(Meeting(1, 1), 0, 0)
     try:
         sys.setswitchinterval(1e-6)
-        with running(*ranks):
+        with running(rank):
             for step in range(1, 400):
-                for rank in ranks:
-                    for ahead in range(4):
-                        rank.exchange.announce(step + ahead, LIGHT, None)
-                    rank.begin(step)
+                for ahead in range(4):
+                    rank.exchange.announce(step + ahead, LIGHT, None)
+                rank.begin(step)
     finally:
         sys.setswitchinterval(interval_s)
 
@@ -706,49 +702,10 @@ def test_other_work_for_a_step_and_a_failed_step_void_its_plan(
 def test_work_is_posted_whatever_becomes_of_the_exchanges() -> None:
     rank = Rank(Meeting(1, 2), 0, 0, timeout_s=0.05)
     with running(rank):
-        wait_until(lambda: rank.exchange._has_ended)
+        wait_until(lambda: not rank.exchange._thread.is_alive())
         rank.exchange.announce(1, HEAVY, None)
         rank.begin(1)
         assert rank.exchange.end(1, None) == (step_work(HEAVY), None)
-
-
-def test_the_only_rank_has_no_thread_and_asks_on_that_of_its_hooks() -> None:
-    rank = Rank(Meeting(1, 1), 0, 0, deadline_ratio=1.3)
-    asked: list[tuple[int, bool]] = []
-
-    def ask(question: StepLoad | StepDeadlines) -> bool:
-        asked.append((question.step, threading.current_thread() is threading.main_thread()))
-        return rank.ask(question)
-
-    rank.exchange._ask = ask
-    with running(rank):
-        assert not any(each.name == "flyball-exchange" for each in threading.enumerate())
-        rank.exchange.announce(2, HEAVY, None)  # not yet: step 1 may still be announced
-        assert not asked
-        rank.begin(1)
-        assert asked == [(2, True)]
-        wait_until(partial(rank.has_plan, 2))
-
-
-def test_the_only_ranks_exchange_that_fails_raises_nothing_and_ends_step_plans(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    caplog.set_level(logging.WARNING, logger="flyball_client")
-    rank = Rank(Meeting(1, 1), 0, 0, deadline_ratio=1.3)
-    asked: list[int] = []
-
-    def ask(question: StepLoad | StepDeadlines) -> bool:
-        asked.append(question.step)
-        raise RuntimeError("no helper")
-
-    rank.exchange._ask = ask
-    with running(rank):
-        for step in range(1, 4):
-            rank.exchange.announce(step, HEAVY, None)
-            rank.begin(step)
-            assert rank.clocks(step) == rank.plan.highest_mhz
-    assert asked == [1]
-    assert ["no helper" in text for text in caplog.messages] == [True]
 
 
 def test_an_agreement_that_fails_to_close_is_left() -> None:
