@@ -3,7 +3,8 @@
 `python announced_steps.py` trains on emulated GPUs with DDP, with FSDP2 and with DeepSpeed, in one
 run by turns with announced work, at clocks of each step's own, and without, at the highest clocks:
 the same steps in both. What the plans save is compared with what replaying these steps predicts.
-Then a rank runs a loop that is bound by its launches, beside steps that are planned and without.
+Then a rank runs a loop that is bound by its launches, with a plan for each step and with one for
+all.
 """
 
 from __future__ import annotations

@@ -547,6 +547,7 @@ def test_frames_that_come_at_once_are_all_taken_before_the_helper_waits_again(
     log = logging.getLogger("flyball_client.helper")
     for name, value in {"handlers": [], "propagate": True, "level": log.level}.items():
         monkeypatch.setattr(log, name, value)
+    _Agent.latest = None  # of a run before
     ours, theirs = socket.socketpair()
     options = PlannerClient("http://planner.test").options
     opening = pickle.dumps((options, _Agent))
