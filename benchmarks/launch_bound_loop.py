@@ -99,7 +99,7 @@ class StepFigures(NamedTuple):
         other_s: other processor time of this process, s: of hooks, and of other threads.
         num_changes: of its clock.
         num_plans: 1: the step had a plan of its own; 0: it had not.
-        num_stolen: clock ticks for which a host has taken a core, since the step before began.
+        num_stolen: clock ticks for which a virtual machine's host took a core meanwhile.
     """
 
     time_s: float
@@ -191,15 +191,17 @@ class LoopFigure:
     @property
     def text(self) -> str:
         """For people."""
-        longer_ms = 10 * self.rest.percent * self.step_s
+        rows = {
+            "without its launches' processor time": (self.rest, self.control_rest),
+            "its launches' processor time": (self.launches, self.control_launches),
+            "the process's other processor time": (self.other, self.control_other),
+        }
         return (
-            f"launch-bound loop, steps of {1000 * self.step_s:.0f} ms, beside {self.pipeline}:"
-            f" without the processor time of its launches a planned step is longer by {self.rest},"
-            f" {longer_ms:.2f} ms; control {self.control_rest}; processor time of the launches:"
-            f" {self.launches}; control {self.control_launches}; other processor time of it:"
-            f" {self.other}; control {self.control_other}; {self.num_changes:.1f} clock changes a"
-            f" step beside {self.static_num_changes:.1f}; a host disturbed {self.num_disturbed} of"
-            f" {self.num_rounds} rounds"
+            f"launch-bound loop beside {self.pipeline}, steps of {1000 * self.step_s:.0f} ms,"
+            f" {self.num_changes:.1f} clock changes beside {self.static_num_changes:.1f}; a host"
+            f" disturbed {self.num_disturbed} of {self.num_rounds} rounds. Longer:\n"
+        ) + "\n".join(
+            f"  {name}: {part}; control {control}" for name, (part, control) in rows.items()
         )
 
     @property
@@ -432,24 +434,18 @@ class Loop:
         session.on_step_end()
         time_s = time.perf_counter() - began_s
         other_s = time.process_time() - began_process_s - launches_s
-        num_changes, num_plans = map(operator.sub, self._counts(session), counts_before)
-        return StepFigures(time_s, launches_s, other_s, num_changes, num_plans, 0)
+        counts = map(operator.sub, self._counts(session), counts_before)
+        return StepFigures(time_s, launches_s, other_s, *counts)
 
-    def _counts(self, session: RankSession) -> tuple[int, int]:
-        """Return the clock changes and the steps with plans of their own so far."""
-        return session.clock_report.num_switches, int(num_planned(session))
+    def _counts(self, session: RankSession) -> tuple[int, int, int]:
+        """Return clock changes, steps with plans of their own, and stolen ticks, all so far."""
+        num_stolen = int(Path("/proc/stat").read_text(encoding="ascii").split(maxsplit=9)[8])
+        return session.clock_report.num_switches, int(num_planned(session)), num_stolen
 
     def counted_step(self, way: str) -> StepFigures:
         """Run a step after one that is not counted."""
-        num_stolen_before = stolen_ticks()
         self.step(way)
-        counted = self.step(way)
-        return counted._replace(num_stolen=stolen_ticks() - num_stolen_before)
-
-
-def stolen_ticks() -> int:
-    """Return how long a virtual machine's cores have waited for those of its host so far."""
-    return int(Path("/proc/stat").read_text(encoding="ascii").split(maxsplit=9)[8])
+        return self.step(way)
 
 
 def main() -> None:

@@ -526,11 +526,11 @@ def test_frames_that_come_together_or_in_pieces_are_read_one_by_one() -> None:
 class _Agent:
     """Agent that notes what it is asked."""
 
+    latest: _Agent | None = None
+
     def __init__(self, *_: object) -> None:
         self.asked: list[object] = []
         _Agent.latest = self
-
-    latest: _Agent | None = None
 
     def start(self) -> None:
         """Do nothing."""

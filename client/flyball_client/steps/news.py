@@ -19,7 +19,7 @@ class Stopped(Exception):  # noqa: N818 - no error
 
 
 class News:
-    """What one thread waits for; `tell` and `stop` are for the others."""
+    """Condition that one thread waits for; other threads call `tell` and `stop`."""
 
     def __init__(self) -> None:
         self._has_come = threading.Event()
