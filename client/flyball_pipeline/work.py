@@ -27,6 +27,7 @@ StepWork = tuple[MicrobatchWork, ...]
 # Below and above, an instruction would take no time, or a step for ever.
 _LEAST_FACTOR, _MOST_FACTOR = 1e-3, 100.0
 _MOST_LENGTHS = 1e18
+_PYTHON_NUMBERS = {int, float}
 
 
 class WorkCoefficients(NamedTuple):
@@ -62,12 +63,16 @@ def step_work(microbatches: Sequence[float | Sequence[float]]) -> StepWork:
             "must be a list with an entry for each microbatch, such as [[512, 128], [640]]",
             field="work",
         )
-    return checked_work([_work_of(microbatch) for microbatch in microbatches])
+    try:
+        return checked_work([_work_of(microbatch) for microbatch in microbatches])
+    except OverflowError:
+        raise PipelineError(f"must be numbers up to {_MOST_LENGTHS:g}", field="work") from None
 
 
 def _work_of(microbatch: float | Sequence[float]) -> MicrobatchWork:
     if not _is_list(microbatch):
-        return tuple(_numbers_of([microbatch]))
+        (factor,) = _numbers_of([cast("float", microbatch)])
+        return (float(factor),)
     lengths = _numbers_of(cast("Sequence[float]", microbatch))
     if not lengths or min(lengths) < 0:
         raise PipelineError("lengths must be numbers from 0 on, at least one", field="work")
@@ -75,22 +80,23 @@ def _work_of(microbatch: float | Sequence[float]) -> MicrobatchWork:
 
 
 def _is_list(given: object) -> bool:
+    if isinstance(given, (list, tuple)):  # as most are: a look at `Sequence` takes longer
+        return True
     return isinstance(given, Sequence) and not isinstance(given, (str, bytes))
 
 
-def _numbers_of(given: Sequence[object]) -> list[float]:
+def _numbers_of(given: Sequence[float]) -> Sequence[float]:
     """Return numbers; a tensor is none, since it may have to be read from a GPU."""
-    numbers = cast("Sequence[float]", given)
-    for kind in dict.fromkeys(map(type, numbers)):
+    kinds = set(map(type, given))
+    if kinds <= _PYTHON_NUMBERS:
+        return given
+    for kind in kinds:
         if issubclass(kind, bool) or not issubclass(kind, Real):
             raise PipelineError(
                 f"must be Python numbers, not {kind.__name__}; convert them, as with tolist()",
                 field="work",
             )
-    try:
-        return list(map(float, numbers))
-    except OverflowError:
-        return [math.inf]
+    return list(map(float, given))
 
 
 def checked_work(rows: Sequence[Sequence[float]]) -> StepWork:
@@ -107,15 +113,17 @@ def checked_work(rows: Sequence[Sequence[float]]) -> StepWork:
             field="work",
         )
     for row in rows:
-        is_factor = len(row) == 1 and _LEAST_FACTOR <= row[0] <= _MOST_FACTOR
-        is_sums = len(row) == 2 and all(0 <= number <= _MOST_LENGTHS for number in row)
-        if not (is_factor or is_sums):
+        if len(row) == 2:
+            is_work = 0 <= row[0] <= _MOST_LENGTHS and 0 <= row[1] <= _MOST_LENGTHS
+        else:
+            is_work = len(row) == 1 and _LEAST_FACTOR <= row[0] <= _MOST_FACTOR
+        if not is_work:
             raise PipelineError(
                 f"must be a factor from {_LEAST_FACTOR:g} to {_MOST_FACTOR:g}, or lengths,"
                 f" not {list(row)}",
                 field="work",
             )
-    return tuple(tuple(row) for row in rows)
+    return tuple(map(tuple, rows))
 
 
 def has_lengths_outside(work: StepWork, lengths_range: tuple[float, float] | None) -> bool:

@@ -263,11 +263,8 @@ class StepPipeline:
             slowness=load.slowness[stage] if stage < len(load.slowness) else 1.0,
             counts_changes=min(planned_s) >= _SETTLED * self._up_s,
         )
-        settled_s = [0.0, 0.0]
-        for place, (mhz, time_s) in enumerate(zip(step_plan.clocks_mhz, planned_s, strict=True)):
-            if step_plan.is_settled(place):
-                settled_s[mhz < self._highest_mhz] += time_s
-        return step_plan._replace(highest_s=settled_s[0], lower_s=settled_s[1])
+        highest_s, lower_s = step_plan.settled_s(planned_s, self._highest_mhz)
+        return step_plan._replace(highest_s=highest_s, lower_s=lower_s)
 
 
 def _delays(part: RankPipeline) -> ChangeDelays | None:

@@ -166,7 +166,8 @@ class TimingRecorder:
         """Return the time of each computation of the last completed step, s, without waits."""
         rows = self._ended
         columns = zip(rows.begun[: rows.num_rows], rows.ended_s, rows.waited_s, strict=False)
-        return [max(0.0, ended_s - begun[4] - waited_s) for begun, ended_s, waited_s in columns]
+        times_s = [ended_s - begun[4] - waited_s for begun, ended_s, waited_s in columns]
+        return [time_s if time_s > 0 else 0.0 for time_s in times_s]
 
     def last_step(self) -> tuple[InstructionTiming, ...]:
         """Return the timings of the last completed step, in the order of execution."""

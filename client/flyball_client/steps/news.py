@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 from typing import TypeVar
-
-# Longest pause between two looks where other threads tell of every change, s.
-_NEWS_PAUSE_S = 0.5
 
 T = TypeVar("T")
 
@@ -22,23 +20,24 @@ class News:
     """Condition that one thread waits for; other threads call `tell` and `stop`."""
 
     def __init__(self) -> None:
-        self._has_come = threading.Event()
+        # No event: a signal's handler that sets one may wait for the lock of what it interrupted.
+        self._news = SimpleQueue[None]()
         self._is_stopping = False
 
     def tell(self) -> None:
         """Let the thread look again."""
-        self._has_come.set()
+        self._news.put(None)
 
     def stop(self) -> None:
         """Let the thread end: its waits raise `Stopped`."""
         self._is_stopping = True
-        self._has_come.set()
+        self.tell()
 
     def until(
         self,
         poll: Callable[[], T | None],
         *,
-        pauses_s: tuple[float, float] = (_NEWS_PAUSE_S, _NEWS_PAUSE_S),
+        pauses_s: tuple[float, float] = (math.inf, math.inf),
         timeout_s: float = math.inf,
         is_over: Callable[[], bool] = lambda: False,
     ) -> T | None:
@@ -47,7 +46,7 @@ class News:
         Args:
             poll: Returns what is waited for, or None.
             pauses_s: First and longest pause between two looks, s, which news end; by default
-                those for what changes by news alone. Each look takes time of the training.
+                there is a look at news alone. Each look takes time of the training.
             timeout_s: Time in s until it is given up.
             is_over: Returns whether it is given up now.
 
@@ -57,12 +56,14 @@ class News:
         give_up_s = time.monotonic() + timeout_s
         pause_s, longest_pause_s = pauses_s
         while True:
-            self._has_come.clear()
             if self._is_stopping:
                 raise Stopped
             if (found := poll()) is not None:
                 return found
-            if is_over() or time.monotonic() >= give_up_s:
+            left_s = give_up_s - time.monotonic()
+            if is_over() or left_s <= 0:
                 return None
-            self._has_come.wait(pause_s)
+            wait_s = min(pause_s, left_s)
+            with suppress(Empty):
+                self._news.get(timeout=None if wait_s == math.inf else wait_s)
             pause_s = min(2 * pause_s, longest_pause_s)

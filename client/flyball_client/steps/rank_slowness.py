@@ -49,17 +49,14 @@ class RankSlowness:
             self._plan = plan
             self._highest.clear()
             self._lower.clear()
-        took_s = [0.0, 0.0]
-        for place, (mhz, time_s) in enumerate(zip(step.clocks_mhz, times_s, strict=True)):
-            if step.is_settled(place):
-                took_s[mhz < highest_mhz] += time_s
-        for took, planned_s, ratios in (
-            (took_s[0], step.highest_s, self._highest),
-            (took_s[1], step.lower_s, self._lower),
+        highest_s, lower_s = step.settled_s(times_s, highest_mhz)
+        for took_s, planned_s, ratios in (
+            (highest_s, step.highest_s, self._highest),
+            (lower_s, step.lower_s, self._lower),
         ):
             if planned_s > 0:
                 # What was planned contains the slowness that was known before.
-                ratios.append(took / planned_s * step.slowness)
+                ratios.append(took_s / planned_s * step.slowness)
 
     def of(self, plan: PlanKey) -> Slowness:
         """Return the slowness relative to this plan."""

@@ -202,6 +202,7 @@ class StepExchange:
         self._voided = step
         self._plans.pop(step, None)
         self._works.pop(step, None)
+        self._news.tell()
 
     def num_microbatches(self, step: int) -> int | None:
         """Return the announced number of a step; None: not known."""

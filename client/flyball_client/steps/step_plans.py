@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import repeat
+from operator import eq
 from typing import NamedTuple, Protocol
 
 from flyball_client.steps.agreement import Coupling
@@ -63,15 +66,26 @@ class StepPlan(NamedTuple):
     #: Slowness of this rank's stage that its times contain.
     slowness: float = 1.0
     #: Time of the settled instructions at the highest clock, and of those below it, s. Settled is
-    #: an instruction at the clock of the one before, and with `counts_changes` every one.
+    #: one at the clock of the one before, and with `counts_changes` every one: its clock is in
+    #: force from its begin on, nearly.
     highest_s: float = 0.0
     lower_s: float = 0.0
     counts_changes: bool = False
 
-    def is_settled(self, place: int) -> bool:
-        """Return whether an instruction's clock is in force from its begin on, nearly."""
+    def settled_s(self, times_s: Iterable[float], highest_mhz: int) -> tuple[float, float]:
+        """Return the time of settled instructions at the highest clock, and of those below it, s.
+
+        Args:
+            times_s: Time of each instruction, s.
+            highest_mhz: Highest clock of the GPU, MHz.
+        """
         mhz = self.clocks_mhz
-        return self.counts_changes or (place > 0 and mhz[place] == mhz[place - 1])
+        settled = repeat(True, len(mhz)) if self.counts_changes else map(eq, mhz, (0, *mhz))
+        sums_s = [0.0, 0.0]
+        for is_settled, clock_mhz, time_s in zip(settled, mhz, times_s, strict=True):
+            if is_settled:
+                sums_s[clock_mhz < highest_mhz] += time_s
+        return sums_s[0], sums_s[1]
 
 
 class AsksForSteps(Protocol):
