@@ -7,7 +7,6 @@ import json
 import logging
 import math
 import os
-import pickle
 import random
 import signal
 import socket
@@ -42,8 +41,9 @@ from flyball_client.api.planner_client import PlannerClient, Retries
 from flyball_client.helper import link as links
 from flyball_client.helper.frames import (
     Received,
-    framed,
+    helper_frame,
     plan_parts,
+    rank_frame,
     read_header,
     read_plan,
     read_step_plan,
@@ -56,7 +56,13 @@ from flyball_client.session.active_plan import compile_plan
 from flyball_client.session.plan_cursor import CompiledPlan
 from flyball_client.session.planner_link import PlannerLink
 from flyball_client.session.registration import JobRegistrar, named_start
-from flyball_client.steps.step_plans import PlanKey, StepLoad, StepPlan
+from flyball_client.steps.step_plans import (
+    PlanKey,
+    StepDeadlines,
+    StepLoad,
+    StepPlan,
+    packed_question,
+)
 from flyball_wire import routes
 from flyball_wire.codec import encode
 from flyball_wire.measurements import StepMeasurement
@@ -505,7 +511,9 @@ def test_frames_that_come_together_or_in_pieces_are_read_one_by_one() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         received = Received(ours)
-        first, second = (framed({"event": name}, name.encode() * 30_000) for name in ("a", "b"))
+        first, second = (
+            helper_frame({"event": name}, name.encode() * 30_000) for name in ("a", "b")
+        )
         sending = threading.Thread(target=theirs.sendall, args=(first + second,))
         sending.start()
         for name in ("a", "b"):
@@ -550,13 +558,17 @@ def test_frames_that_come_at_once_are_all_taken_before_the_helper_waits_again(
     _Agent.latest = None  # of a run before
     ours, theirs = socket.socketpair()
     options = PlannerClient("http://planner.test").options
-    opening = pickle.dumps((options, _Agent))
-    asking = framed({"agent": 0, "event": "ask"}, pickle.dumps("a step"))
+    questions: list[StepLoad | StepDeadlines] = [
+        StepLoad(3, PlanKey(1, "a"), ((2.0,),), (1.0,), 0.0, deadlines=StepDeadlines(3)),
+        StepLoad(4, PlanKey(1, None), ((8.0, 64.0),), (1.0,), 0.1, coupling="step"),
+        StepDeadlines(4, (0.5,), (1410,), 0.01, 0.6),
+    ]
+    asking = [rank_frame(0, "ask", packed_question(question)) for question in questions]
     with ours, theirs:
-        ours.sendall(framed({"agent": 0, "event": "open"}, opening) + 2 * asking)
+        ours.sendall(b"".join((rank_frame(0, "open", (options, _Agent)), *asking)))
         serving = threading.Thread(target=_Helper(os.getppid(), theirs, logging.INFO).serve)
         serving.start()
-        wait_until(lambda: _Agent.latest and len(_Agent.latest.asked) == 2, "both questions")
+        wait_until(lambda: _Agent.latest and _Agent.latest.asked == questions, "the questions")
         ours.shutdown(socket.SHUT_RDWR)
         serving.join()
 
@@ -569,7 +581,7 @@ def test_a_steps_plan_and_times_come_through_as_they_were_sent() -> None:
         return body[:num]
 
     assert read_step_plan(json.loads(json.dumps(header)), len(body), receive) == plan
-    for num_bytes in (len(body) - 1, 4 * (MAX_INSTRUCTIONS + 1)):
+    for num_bytes in (len(body) - 1, 40 + 4 * (MAX_INSTRUCTIONS + 1), 36):
         with pytest.raises(ValueError, match="out of its bounds"):
             read_step_plan(header, num_bytes, receive)
     times_s = array("d", (0.5, 1.5)).tobytes()
@@ -612,4 +624,4 @@ def test_frames_of_the_helper_are_json_within_their_bounds() -> None:
     for request in ((5, 0, 0.1), (1, 1, 0.1), (1, -1, 0.1), (1, 0, -0.1), (1, 0, math.nan)):
         with pytest.raises(ValueError, match="a request of a plan is out of its bounds"):
             received(*plan_parts(replace(compiled, requests=(request,))))
-    assert framed({"a": 1}, b"xy") == b"\0\0\0\x08\0\0\0\x02" + b'{"a": 1}xy'
+    assert helper_frame({"a": 1}, b"xy") == b"\0\0\0\x08\0\0\0\x02" + b'{"a": 1}xy'

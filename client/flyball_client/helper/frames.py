@@ -1,15 +1,16 @@
-"""Frames between a rank and its helper, of one kind in both directions.
+"""Frames between a rank and its helper, which name an agent and an event, and have a body.
 
-A frame is a small JSON object, which names an agent and an event, and a body. A body of the rank is
-a pickle. One of the helper never is, since the planner's bytes have been there: it is the arrays of
-a plan or of a step, whose sizes the rank checks before it reads them. Reading the largest plan
-holds Python's lock for less than a millisecond at a time.
+A frame of the rank is a pickle. One of the helper never is, since the planner's bytes have been
+there: it is a small JSON object and the arrays of a plan or of a step, whose sizes the rank checks
+before it reads them. Reading the largest plan holds Python's lock for less than a millisecond at a
+time.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import pickle
 import socket
 import struct
 import time
@@ -32,6 +33,7 @@ from flyball_wire.plans.rank_plan import MAX_INSTRUCTIONS
 MAX_COUNT = 2**53
 """Largest version, and largest number of a step, which JSON's numbers keep exactly."""
 
+_LENGTH = struct.Struct("!I")
 _LENGTHS = struct.Struct("!II")
 _MAX_HEADER_BYTES = 16 * 2**10
 _MOST_AT_ONCE_BYTES = 64 * 2**10
@@ -45,14 +47,27 @@ Receive = Callable[[int], bytes]
 """Returns exactly this number of bytes."""
 
 
-def framed(header: Header, body: bytes = b"") -> bytes:
-    """Return a frame as it is sent."""
+def rank_frame(agent: int, event: str, body: object) -> bytes:
+    """Return a frame of the rank as it is sent."""
+    content = pickle.dumps((agent, event, body))
+    return _LENGTH.pack(len(content)) + content
+
+
+def read_rank_frame(receive: Receive) -> tuple[int, str, Any]:
+    """Return the agent, the event and the body of the rank's next frame."""
+    (length,) = _LENGTH.unpack(receive(_LENGTH.size))
+    frame: tuple[int, str, Any] = pickle.loads(receive(length))  # noqa: S301 - the rank's own
+    return frame
+
+
+def helper_frame(header: Header, body: bytes = b"") -> bytes:
+    """Return a frame of the helper as it is sent."""
     content = json.dumps(header).encode()
     return _LENGTHS.pack(len(content), len(body)) + content + body
 
 
 def read_header(receive: Receive) -> tuple[Header, int]:
-    """Return the next frame's header, and the size in bytes of its body, to be received next.
+    """Return the header of the helper's next frame, and the size in bytes of its body after it.
 
     Raises:
         ValueError: It is no frame.
@@ -105,15 +120,18 @@ def count_of(value: object, most: int = MAX_COUNT) -> int:
 
 # ------------------------------------------------------------------ steps
 
+# Of a step's plan, before its clocks.
+_FIGURES = struct.Struct("=5d")
+
 
 def step_plan_parts(plan: StepPlan) -> tuple[Header, bytes]:
     """Return a step's plan as header and body."""
     header: Header = {
         "step": plan.step,
-        "figures": [plan.slack, plan.saved_j, plan.slowness, plan.highest_s, plan.lower_s],
         "counts_changes": plan.counts_changes,
     }
-    return header, array("i", plan.clocks_mhz).tobytes()
+    figures = _FIGURES.pack(plan.slack, plan.saved_j, plan.slowness, plan.highest_s, plan.lower_s)
+    return header, figures + array("i", plan.clocks_mhz).tobytes()
 
 
 def read_step_plan(header: Header, num_bytes: int, receive: Receive) -> StepPlan:
@@ -122,8 +140,10 @@ def read_step_plan(header: Header, num_bytes: int, receive: Receive) -> StepPlan
     Raises:
         ValueError, KeyError, TypeError: It is none, or exceeds its bounds.
     """
-    slack, saved_j, slowness, highest_s, lower_s = map(float, header["figures"])
-    clocks_mhz = array("i", receive(_checked_size(num_bytes, _INT_BYTES)))
+    _checked_size(num_bytes - _FIGURES.size, _INT_BYTES)
+    content = receive(num_bytes)
+    slack, saved_j, slowness, highest_s, lower_s = _FIGURES.unpack_from(content)
+    clocks_mhz = array("i", content[_FIGURES.size :])
     return StepPlan(
         step=count_of(header["step"]),
         clocks_mhz=tuple(clocks_mhz),
@@ -146,7 +166,7 @@ def read_times(num_bytes: int, receive: Receive) -> tuple[float, ...]:
 
 
 def _checked_size(num_bytes: int, size: int) -> int:
-    if num_bytes % size or num_bytes > size * MAX_INSTRUCTIONS:
+    if num_bytes % size or not 0 <= num_bytes <= size * MAX_INSTRUCTIONS:
         raise ValueError("an array is out of its bounds")
     return num_bytes
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import pickle
 import signal
 import socket
 import threading
@@ -28,7 +27,7 @@ from flyball_client.helper.frames import (
     Receive,
     Received,
     count_of,
-    framed,
+    rank_frame,
     read_header,
     read_plan,
     read_step_plan,
@@ -38,7 +37,7 @@ from flyball_client.helper.job_agent import JobAgent
 from flyball_client.helper.planner_calls import Backoff, Owner
 from flyball_client.helper.process import ALIVE_S, OUTLASTED_STATUS
 from flyball_client.helper.rank_agent import RankAgent
-from flyball_client.steps.step_plans import StepDeadlines, StepLoad
+from flyball_client.steps.step_plans import StepDeadlines, StepLoad, packed_question
 from flyball_wire.command.python_child import python_command, python_environment
 
 _logger = logging.getLogger(__name__)
@@ -175,11 +174,11 @@ class _Process:
                 self._socket.close()
                 raise
 
-    def send(self, header: Header, body: object = None) -> None:
+    def send(self, agent: int, event: str, body: object = None) -> None:
         """Send a frame; a helper that has ended takes none."""
-        content = b"" if body is None else pickle.dumps(body)
+        frame = rank_frame(agent, event, body)
         with contextlib.suppress(OSError):
-            self._socket.sendall(framed(header, content), socket.MSG_NOSIGNAL)
+            self._socket.sendall(frame, socket.MSG_NOSIGNAL)
 
     def kill(self) -> None:
         """Kill it, which ends a `receive` in progress."""
@@ -242,7 +241,7 @@ class _Link:
     def ask(self, number: int, question: StepLoad | StepDeadlines) -> bool:
         """Ask a rank's agent about a step; return whether there is a helper that may answer."""
         with self._lock:
-            self._send(number, "ask", question)
+            self._send(number, "ask", packed_question(question))
             return self._process is not None
 
     def stop(self, number: int) -> None:
@@ -280,13 +279,13 @@ class _Link:
 
     def _send(self, number: int, event: str, body: object = None) -> None:
         if self._process is not None and number in self._owners:
-            self._process.send({"agent": number, "event": event}, body)
+            self._process.send(number, event, body)
 
     def _send_open(self, process: _Process, number: int) -> None:
         options, owner = self._owners[number]
-        process.send({"agent": number, "event": "open"}, (options, owner.agent_maker()))
+        process.send(number, "open", (options, owner.agent_maker()))
         if number in self._stopping:
-            process.send({"agent": number, "event": "stop"})
+            process.send(number, "stop")
 
     # ------------------------------------------------------------------ the thread
 

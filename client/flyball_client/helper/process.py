@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import pickle
 import select
 import signal
 import socket
@@ -33,16 +32,16 @@ from flyball_client.api.planner_client import PlannerClient
 from flyball_client.helper.frames import (
     Header,
     Received,
-    framed,
+    helper_frame,
     plan_parts,
-    read_header,
+    read_rank_frame,
     step_plan_parts,
 )
 from flyball_client.helper.job_agent import JobAgent
 from flyball_client.helper.rank_agent import RankAgent
 from flyball_client.own_priority import set_own_niceness
 from flyball_client.session.plan_cursor import CompiledPlan
-from flyball_client.steps.step_plans import StepPlan
+from flyball_client.steps.step_plans import StepPlan, unpacked_question
 from flyball_wire.measurements import StepMeasurement
 from flyball_wire.plans.rank_plan import MAX_ANSWER_BYTES
 
@@ -164,14 +163,11 @@ class _Helper:
     def send(self, header: Header, body: bytes = b"") -> None:
         """Send a frame to the rank."""
         with self._sending:
-            self._connection.sendall(framed(header, body))
+            self._connection.sendall(helper_frame(header, body))
 
     def _take_frame(self) -> None:
-        header, num_bytes = read_header(self._received)
-        number = int(header["agent"])
-        # The rank's own pickle.
-        body: Any = pickle.loads(self._received(num_bytes)) if num_bytes else None  # noqa: S301
-        match header["event"]:
+        number, event, body = read_rank_frame(self._received)
+        match event:
             case "open":
                 options, make_agent = body
                 rank = _RemoteRank(self, number)
@@ -181,7 +177,7 @@ class _Helper:
             case "stop":
                 self._agents[number][0].stop()
             case "ask":
-                self._agents[number][0].ask(body)
+                self._agents[number][0].ask(unpacked_question(*body))
             case "close":
                 self._agents.pop(number)[0].close()
             case asked:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from statistics import median
 from typing import NamedTuple
 
 from flyball_client.steps.step_plans import PlanKey, StepPlan
@@ -69,5 +68,5 @@ class RankSlowness:
 def _median(ratios: Sequence[float]) -> float:
     if len(ratios) < _NUM_STEPS:
         return 1.0
-    found = median(ratios)
+    found = sorted(ratios)[_NUM_STEPS // 2]
     return round(found, 2) if found >= _SLOW else 1.0
