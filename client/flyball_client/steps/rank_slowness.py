@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from statistics import median
 from typing import NamedTuple
 
 from flyball_client.steps.step_plans import PlanKey, StepPlan
@@ -68,5 +69,5 @@ class RankSlowness:
 def _median(ratios: Sequence[float]) -> float:
     if len(ratios) < _NUM_STEPS:
         return 1.0
-    found = sorted(ratios)[_NUM_STEPS // 2]
+    found = median(ratios)
     return round(found, 2) if found >= _SLOW else 1.0
