@@ -46,12 +46,16 @@ from flyball_client.helper.frames import (
     rank_frame,
     read_header,
     read_plan,
-    read_step_plan,
     read_times,
-    step_plan_parts,
 )
 from flyball_client.helper.process import _Helper
 from flyball_client.helper.rank_agent import LinkTimes, RankSpec
+from flyball_client.helper.step_packets import (
+    HelperPackets,
+    StepPackets,
+    plan_packet,
+    read_plan_packet,
+)
 from flyball_client.session.active_plan import compile_plan
 from flyball_client.session.plan_cursor import CompiledPlan
 from flyball_client.session.planner_link import PlannerLink
@@ -61,7 +65,6 @@ from flyball_client.steps.step_plans import (
     StepDeadlines,
     StepLoad,
     StepPlan,
-    packed_question,
 )
 from flyball_wire import routes
 from flyball_wire.codec import encode
@@ -355,13 +358,16 @@ def test_a_rank_ends_though_another_thread_waits_for_a_frozen_helper_to_read(qui
     with helped_rank(honest(MemoryPlanner())) as (rank, _):
         pid = helper_pid()
         os.kill(pid, signal.SIGSTOP)
+        link = links._Shared.link
+        assert link is not None
         # More than a socket holds.
-        load = StepLoad(0, PlanKey(1, None), ((1.0,) * 500_000,), (1.0,), 0.0)
-        asking = threading.Thread(target=rank.link.ask, args=(load,))
-        asking.start()
+        answering = threading.Thread(
+            target=link._answer, args=(0, "current_step", b"0" * 5_000_000)
+        )
+        answering.start()
         rank.link.stop()
-        asking.join(10.0)
-        assert not asking.is_alive()
+        answering.join(10.0)
+        assert not answering.is_alive()
         wait_until(lambda: is_gone(pid), "its end")
 
 
@@ -532,20 +538,20 @@ def test_frames_that_come_together_or_in_pieces_are_read_one_by_one() -> None:
 
 
 class _Agent:
-    """Agent that notes what it is asked."""
+    """Agent that counts how often it is stopped."""
 
     latest: _Agent | None = None
 
     def __init__(self, *_: object) -> None:
-        self.asked: list[object] = []
+        self.num_stops = 0
         _Agent.latest = self
 
     def start(self) -> None:
         """Do nothing."""
 
-    def ask(self, question: object) -> None:
-        """Note it."""
-        self.asked.append(question)
+    def stop(self) -> None:
+        """Count it."""
+        self.num_stops += 1
 
 
 def test_frames_that_come_at_once_are_all_taken_before_the_helper_waits_again(
@@ -558,34 +564,99 @@ def test_frames_that_come_at_once_are_all_taken_before_the_helper_waits_again(
     _Agent.latest = None  # of a run before
     ours, theirs = socket.socketpair()
     options = PlannerClient("http://planner.test").options
-    questions: list[StepLoad | StepDeadlines] = [
-        StepLoad(3, PlanKey(1, "a"), ((2.0,),), (1.0,), 0.0, deadlines=StepDeadlines(3)),
-        StepLoad(4, PlanKey(1, None), ((8.0, 64.0),), (1.0,), 0.1, coupling="step"),
-        StepDeadlines(4, (0.5,), (1410,), 0.01, 0.6),
-    ]
-    asking = [rank_frame(0, "ask", packed_question(question)) for question in questions]
+    opening, stopping = rank_frame(0, "open", (options, _Agent)), rank_frame(0, "stop", None)
+    packets = StepPackets()
     with ours, theirs:
-        ours.sendall(b"".join((rank_frame(0, "open", (options, _Agent)), *asking)))
-        serving = threading.Thread(target=_Helper(os.getppid(), theirs, logging.INFO).serve)
+        ours.sendall(opening + 2 * stopping)
+        ends = theirs, HelperPackets(packets.helper)
+        serving = threading.Thread(target=_Helper(os.getppid(), *ends, logging.INFO).serve)
         serving.start()
-        wait_until(lambda: _Agent.latest and _Agent.latest.asked == questions, "the questions")
+        wait_until(lambda: _Agent.latest and _Agent.latest.num_stops == 2, "both frames")
         ours.shutdown(socket.SHUT_RDWR)
         serving.join()
+    packets.close()
 
 
-def test_a_steps_plan_and_times_come_through_as_they_were_sent() -> None:
-    plan = StepPlan(7, (1400, 1200, 1200), 0.25, 3.5, 1.1, 0.2, 0.4, counts_changes=True)
-    header, body = step_plan_parts(plan)
+# ------------------------------------------------------------------ packets of steps
 
-    def receive(num: int) -> bytes:
-        return body[:num]
 
-    assert read_step_plan(json.loads(json.dumps(header)), len(body), receive) == plan
-    for num_bytes in (len(body) - 1, 40 + 4 * (MAX_INSTRUCTIONS + 1), 36):
-        with pytest.raises(ValueError, match="out of its bounds"):
-            read_step_plan(header, num_bytes, receive)
+@pytest.fixture
+def packets() -> Iterator[tuple[StepPackets, HelperPackets]]:
+    """Both ends of the packets."""
+    ours = StepPackets()
+    yield ours, HelperPackets(ours.helper)
+    ours.close()
+
+
+QUESTIONS: list[StepLoad | StepDeadlines] = [
+    StepLoad(3, PlanKey(1, "a"), ((2.0,),), (1.0,), 0.0, deadlines=StepDeadlines(3)),
+    StepLoad(4, PlanKey(1, None), ((8.0, 64.0),), (1.0,), 0.1, coupling="step"),
+    StepDeadlines(4, (0.5,), (1410,), 0.01, 0.6),
+]
+
+
+def test_questions_and_plans_of_steps_come_through_as_they_were_sent(
+    packets: tuple[StepPackets, HelperPackets],
+) -> None:
+    ours, helpers = packets
+    assert (ours.take(), helpers.take()) == (None, None)
+    for agent, question in enumerate(QUESTIONS):
+        assert ours.ask(agent, question)
+    assert [helpers.take() for _ in QUESTIONS] == list(enumerate(QUESTIONS))
+    plans = [
+        StepPlan(7, (1400, 1200, 1200), 0.25, 3.5, 1.1, 0.2, 0.4, counts_changes=True),
+        StepPlan(8),
+        StepPlan(9, (1410,) * MAX_INSTRUCTIONS),
+    ]
+    for agent, plan in enumerate(plans):
+        helpers.answer(agent, plan)
+    assert [ours.take() for _ in plans] == list(enumerate(plans))
+    assert (ours.take(), helpers.take()) == (None, None)
+
+
+def test_the_work_of_the_longest_step_that_is_planned_fits_a_packet(
+    packets: tuple[StepPackets, HelperPackets],
+) -> None:
+    ours, helpers = packets
+    work = tuple((1e6 + number / 7, 1e12 + number / 7) for number in range(16_500))
+    question = StepLoad(1, PlanKey(1, "a" * 64), work, (1.1,) * 64, 0.1, None, StepDeadlines(1))
+    assert ours.ask(0, question)
+    assert helpers.take() == (0, question)
+
+
+def test_a_helper_that_takes_nothing_holds_no_hook_and_leaves_no_part_of_a_packet(
+    packets: tuple[StepPackets, HelperPackets],
+) -> None:
+    ours, helpers = packets
+    num_sent = 0
+    while ours.ask(num_sent, QUESTIONS[1]):
+        num_sent += 1
+        assert num_sent < 100_000
+    assert not ours.ask(0, QUESTIONS[0])
+    assert [helpers.take() for _ in range(num_sent)] == [
+        (number, QUESTIONS[1]) for number in range(num_sent)
+    ]
+    assert helpers.take() is None
+    assert ours.ask(0, QUESTIONS[0])
+    assert helpers.take() == (0, QUESTIONS[0])
+    ours.close()
+    assert not ours.ask(0, QUESTIONS[0])
+    assert ours.take() is None
+
+
+@pytest.mark.parametrize("length", [0, 52, 54, 53 + 4 * (MAX_INSTRUCTIONS + 1)])
+def test_a_packet_that_is_no_plan_is_refused(length: int) -> None:
+    whole = plan_packet(0, StepPlan(7, (1400,) * (MAX_INSTRUCTIONS + 2)))
+    with pytest.raises(ValueError, match="out of its bounds"):
+        read_plan_packet(whole[:length])
+
+
+def test_the_times_of_a_step_come_through_as_they_were_sent() -> None:
     times_s = array("d", (0.5, 1.5)).tobytes()
     assert read_times(16, lambda num: times_s[:num]) == (0.5, 1.5)
+    for num_bytes in (15, 8 * (MAX_INSTRUCTIONS + 1)):
+        with pytest.raises(ValueError, match="out of its bounds"):
+            read_times(num_bytes, lambda num: times_s[:num])
 
 
 def test_frames_of_the_helper_are_json_within_their_bounds() -> None:

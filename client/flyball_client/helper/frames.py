@@ -1,7 +1,7 @@
 """Frames between a rank and its helper, which name an agent and an event, and have a body.
 
 A frame of the rank is a pickle. One of the helper never is, since the planner's bytes have been
-there: it is a small JSON object and the arrays of a plan or of a step, whose sizes the rank checks
+there: it is a small JSON object and the arrays of a plan or of times, whose sizes the rank checks
 before it reads them. Reading the largest plan holds Python's lock for less than a millisecond at a
 time.
 """
@@ -26,7 +26,6 @@ from flyball_client.session.active_plan import (
     MAX_TIMED_STEPS,
 )
 from flyball_client.session.plan_cursor import CompiledPlan
-from flyball_client.steps.step_plans import StepPlan
 from flyball_wire.measurements import MeasurementDetail
 from flyball_wire.plans.rank_plan import MAX_INSTRUCTIONS
 
@@ -119,41 +118,6 @@ def count_of(value: object, most: int = MAX_COUNT) -> int:
 
 
 # ------------------------------------------------------------------ steps
-
-# Of a step's plan, before its clocks.
-_FIGURES = struct.Struct("=5d")
-
-
-def step_plan_parts(plan: StepPlan) -> tuple[Header, bytes]:
-    """Return a step's plan as header and body."""
-    header: Header = {
-        "step": plan.step,
-        "counts_changes": plan.counts_changes,
-    }
-    figures = _FIGURES.pack(plan.slack, plan.saved_j, plan.slowness, plan.highest_s, plan.lower_s)
-    return header, figures + array("i", plan.clocks_mhz).tobytes()
-
-
-def read_step_plan(header: Header, num_bytes: int, receive: Receive) -> StepPlan:
-    """Receive the plan of such a header.
-
-    Raises:
-        ValueError, KeyError, TypeError: It is none, or exceeds its bounds.
-    """
-    _checked_size(num_bytes - _FIGURES.size, _INT_BYTES)
-    content = receive(num_bytes)
-    slack, saved_j, slowness, highest_s, lower_s = _FIGURES.unpack_from(content)
-    clocks_mhz = array("i", content[_FIGURES.size :])
-    return StepPlan(
-        step=count_of(header["step"]),
-        clocks_mhz=tuple(clocks_mhz),
-        slack=slack,
-        saved_j=saved_j,
-        slowness=slowness,
-        highest_s=highest_s,
-        lower_s=lower_s,
-        counts_changes=header["counts_changes"] is True,
-    )
 
 
 def read_times(num_bytes: int, receive: Receive) -> tuple[float, ...]:

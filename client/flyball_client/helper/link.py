@@ -30,14 +30,14 @@ from flyball_client.helper.frames import (
     rank_frame,
     read_header,
     read_plan,
-    read_step_plan,
     read_times,
 )
 from flyball_client.helper.job_agent import JobAgent
 from flyball_client.helper.planner_calls import Backoff, Owner
 from flyball_client.helper.process import ALIVE_S, OUTLASTED_STATUS
 from flyball_client.helper.rank_agent import RankAgent
-from flyball_client.steps.step_plans import StepDeadlines, StepLoad, packed_question
+from flyball_client.helper.step_packets import StepPackets
+from flyball_client.steps.step_plans import StepDeadlines, StepLoad
 from flyball_wire.command.python_child import python_command, python_environment
 
 _logger = logging.getLogger(__name__)
@@ -64,7 +64,6 @@ _MAX_NAME_CHARS = 256
 _READERS: dict[str, Callable[[Header, int, Receive], object]] = {
     "plan": lambda header, num_bytes, receive: read_plan(header["plan"], num_bytes, receive),
     "step_timed": lambda _, num_bytes, receive: read_times(num_bytes, receive),
-    "step_planned": read_step_plan,
 }
 
 
@@ -106,6 +105,9 @@ class _DirectAgent:
         self._agent.ask(question)
         return True
 
+    def take_step_plan(self) -> bool:
+        return False  # its thread hands plans over
+
     def stop(self) -> None:
         self._agent.stop()
 
@@ -127,6 +129,10 @@ class _HelperAgent:
     def ask(self, question: StepLoad | StepDeadlines) -> bool:
         return self._link.ask(self._number, question)
 
+    def take_step_plan(self) -> bool:
+        """Hand the next step's plan to its owner; return whether there was one."""
+        return self._link.take_step_plan()
+
     def stop(self) -> None:
         self._link.stop(self._number)
 
@@ -145,11 +151,14 @@ class _Process:
     It is spawned, not forked and executed by `subprocess`: that waits until all copies of a pipe
     are closed, also that of a process which another thread forks meanwhile, as a loader's worker.
 
+    Args:
+        packets: Packets of which it inherits the helper's end.
+
     Raises:
         OSError: It cannot be started.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, packets: StepPackets) -> None:
         self._socket, theirs = socket.socketpair()
         # Also of sending: a helper that takes nothing is as good as dead.
         self._socket.settimeout(_SILENCE_S)
@@ -157,11 +166,12 @@ class _Process:
         self._reaping = threading.Lock()
         self._is_reaped = False
         level = logging.getLogger(__name__).getEffectiveLevel()
-        fd = theirs.fileno()
-        command = python_command("-m", _PROGRAM, str(os.getpid()), str(fd), str(level))
+        numbers = os.getpid(), theirs.fileno(), packets.helper.fileno(), level
+        command = python_command("-m", _PROGRAM, *map(str, numbers))
         with theirs:
             try:
                 theirs.set_inheritable(True)
+                packets.helper.set_inheritable(True)
                 self._pid = os.posix_spawn(
                     command[0],
                     command,
@@ -173,6 +183,8 @@ class _Process:
             except BaseException:
                 self._socket.close()
                 raise
+            finally:
+                packets.helper.set_inheritable(False)
 
     def send(self, agent: int, event: str, body: object = None) -> None:
         """Send a frame; a helper that has ended takes none."""
@@ -221,6 +233,7 @@ class _Link:
         self._stopping: set[int] = set()
         self._next_number = 0
         self._process: _Process | None = None
+        self._packets: StepPackets | None = None
         self._is_over = threading.Event()
         self._backoff = Backoff(first_s=_FIRST_PAUSE_S, longest_s=_LONGEST_PAUSE_S)
         self._thread = threading.Thread(target=self._run, name="flyball-helper", daemon=True)
@@ -239,10 +252,25 @@ class _Link:
         return number
 
     def ask(self, number: int, question: StepLoad | StepDeadlines) -> bool:
-        """Ask a rank's agent about a step; return whether there is a helper that may answer."""
-        with self._lock:
-            self._send(number, "ask", packed_question(question))
-            return self._process is not None
+        """Ask a rank's agent about a step; return whether there is a helper that may answer.
+
+        For hooks: it neither waits nor takes a lock.
+        """
+        packets = self._packets
+        return self._process is not None and packets is not None and packets.ask(number, question)
+
+    def take_step_plan(self) -> bool:
+        """Hand the next step's plan to its owner; return whether there was one. For hooks."""
+        packets = self._packets
+        found = None if packets is None else packets.take()
+        if found is None:
+            return False
+        number, plan = found
+        owner: Any
+        _, owner = self._owners.get(number, (None, None))
+        if owner is not None:
+            owner.step_planned(plan)
+        return True
 
     def stop(self, number: int) -> None:
         """Begin the end of an agent."""
@@ -263,6 +291,7 @@ class _Link:
                 self._process.kill()
         if threading.current_thread() is not self._thread:
             self._thread.join(_REAP_TIMEOUT_S)
+        self._close_packets()
         return True
 
     @contextmanager
@@ -276,6 +305,10 @@ class _Link:
             yield
         finally:
             self._lock.release()
+
+    def _close_packets(self) -> None:
+        if self._packets is not None:
+            self._packets.close()
 
     def _send(self, number: int, event: str, body: object = None) -> None:
         if self._process is not None and number in self._owners:
@@ -303,7 +336,8 @@ class _Link:
     def _serve_one(self) -> str:
         """Start a helper and serve it until its end; return the reason, after "the process"."""
         try:
-            process = _Process()
+            self._packets = packets = self._packets or StepPackets()
+            process = _Process(packets)
         except OSError as error:
             return f"cannot be started ({error})"
         with self._lock:
@@ -373,8 +407,6 @@ class _Link:
                 self._backoff.reset()
             case "step_timed":
                 owner.step_timed(count_of(header["step"]), body)
-            case "step_planned":
-                owner.step_planned(body)
             case _:
                 raise ValueError("an event is unknown")
 
@@ -385,6 +417,7 @@ class _Link:
     def _forget(self) -> None:
         """Close this copy in a forked child."""
         self._is_over.set()
+        self._close_packets()
         if self._process is not None:
             self._process.forget()
         _Shared.link = None

@@ -35,13 +35,13 @@ from flyball_client.helper.frames import (
     helper_frame,
     plan_parts,
     read_rank_frame,
-    step_plan_parts,
 )
 from flyball_client.helper.job_agent import JobAgent
 from flyball_client.helper.rank_agent import RankAgent
+from flyball_client.helper.step_packets import HelperPackets
 from flyball_client.own_priority import set_own_niceness
 from flyball_client.session.plan_cursor import CompiledPlan
-from flyball_client.steps.step_plans import StepPlan, unpacked_question
+from flyball_client.steps.step_plans import StepDeadlines, StepLoad, StepPlan
 from flyball_wire.measurements import StepMeasurement
 from flyball_wire.plans.rank_plan import MAX_ANSWER_BYTES
 
@@ -68,10 +68,11 @@ _DEPARTURE_S = 5.0
 def main() -> int:
     """Serve the rank until it has ended.
 
-    Arguments: The rank's process number, the inherited socket to it, and the level of its log.
+    Arguments: The rank's process number, the inherited sockets to it, for frames and for packets,
+    and the level of its log.
     """
-    rank_pid, fd, level = map(int, sys.argv[1:])
-    _close_others(fd)
+    rank_pid, fd, packets_fd, level = map(int, sys.argv[1:])
+    _close_others(fd, packets_fd)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     niceness = min(_MOST_NICE, os.getpriority(os.PRIO_PROCESS, 0) + _NICER)
@@ -80,16 +81,17 @@ def main() -> int:
         Path("/proc/self/oom_score_adj").write_text(_MOST_EXPENDABLE, "ascii")
     status = 1
     with contextlib.suppress(EOFError, OSError):
-        status = _Helper(rank_pid, socket.socket(fileno=fd), level).serve()
+        connection, packets = (socket.socket(fileno=number) for number in (fd, packets_fd))
+        status = _Helper(rank_pid, connection, HelperPackets(packets), level).serve()
     # Threads may be waiting for the planner.
     os._exit(status)
 
 
-def _close_others(own_fd: int) -> None:
+def _close_others(*own_fds: int) -> None:
     """Close what libraries of the rank have left inheritable."""
     numbers = [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]
     for fd in numbers:
-        if fd > 2 and fd != own_fd:
+        if fd > 2 and fd not in own_fds:
             with contextlib.suppress(OSError):
                 os.close(fd)
 
@@ -97,9 +99,12 @@ def _close_others(own_fd: int) -> None:
 class _Helper:
     """Agents of one rank, and its connection."""
 
-    def __init__(self, rank_pid: int, connection: socket.socket, level: int) -> None:
+    def __init__(
+        self, rank_pid: int, connection: socket.socket, packets: HelperPackets, level: int
+    ) -> None:
         self._rank_pid = rank_pid
         self._connection = connection
+        self.packets = packets
         self._received = Received(connection)
         self._sending = threading.Lock()
         self._deadlines = _Deadlines()
@@ -128,15 +133,18 @@ class _Helper:
         alive_s = 0.0
         # Also after opening: the number may be another process's by now.
         while os.getppid() == self._rank_pid:
-            readable, _, _ = select.select([self._connection.fileno(), *ends], (), (), _TICK_S)
+            connections = self._connection.fileno(), self.packets.fileno()
+            readable, _, _ = select.select([*connections, *ends], (), (), _TICK_S)
             if any(fd in readable for fd in ends):
                 break
             if self._deadlines.are_over():
                 return OUTLASTED_STATUS
-            if readable:
+            if connections[0] in readable:
                 self._take_frame()
                 while self._received.has_more:
                     self._take_frame()
+            while (asked := self.packets.take()) is not None:
+                self._ask(*asked)
             if time.monotonic() >= alive_s:
                 alive_s = time.monotonic() + ALIVE_S
                 self.send({"event": "alive"})
@@ -176,12 +184,16 @@ class _Helper:
                 agent.start()
             case "stop":
                 self._agents[number][0].stop()
-            case "ask":
-                self._agents[number][0].ask(unpacked_question(*body))
             case "close":
                 self._agents.pop(number)[0].close()
             case asked:
                 self._agents[number][1].answer(asked, body)
+
+    def _ask(self, number: int, question: StepLoad | StepDeadlines) -> None:
+        """Pass a question on; another helper's agent may be asked before this one's is opened."""
+        agent, _ = self._agents.get(number, (None, None))
+        if isinstance(agent, RankAgent):
+            agent.ask(question)
 
 
 class _RemoteRank:
@@ -222,8 +234,7 @@ class _RemoteRank:
         self._report("step_timed", array("d", times_s).tobytes(), step=step)
 
     def step_planned(self, plan: StepPlan) -> None:
-        header, body = step_plan_parts(plan)
-        self._report("step_planned", body, **header)
+        self._helper.packets.answer(self._number, plan)
 
     def set_lost(self, is_lost: bool) -> None:
         self._report("lost", is_lost=is_lost)

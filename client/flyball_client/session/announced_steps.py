@@ -56,6 +56,7 @@ class AnnouncedSteps:
         self._exchange = StepExchange(
             agreement or AloneAgreement(),
             ask=(lambda question: False) if link is None else link.ask,
+            take=(lambda: False) if link is None else link.take_step_plan,
             first_step=first_step,
             stage=self._stage,
             rank_name=self._rank_name,

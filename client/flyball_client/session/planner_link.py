@@ -75,6 +75,10 @@ class PlannerLink:
         """Ask the agent about a step; return whether there is one that may answer."""
         return self._agent is not None and self._agent.ask(question)
 
+    def take_step_plan(self) -> bool:
+        """Take the next plan of a step that has come; return whether there was one."""
+        return self._agent is not None and self._agent.take_step_plan()
+
     def start(self) -> None:
         """Start the agent, as soon as the start is known; may be called once.
 

@@ -3,8 +3,9 @@
 During a step, a thread that only polls finds the next step's clocks: it gathers what the ranks of
 the pipeline announce, has the helper time the pipeline at its highest clocks, finds the slowest
 pipeline with the other ranks, and has the helper choose clocks; the only pipeline's helper is asked
-once. What is not there as the step before ends is not waited for: the step runs at the highest
-clocks on this rank.
+once. A rank that is alone has no thread: its hooks ask, and what they ask with does not wait. What
+is not there as the step before ends is not waited for: the step runs at the highest clocks on this
+rank.
 
 Each rank takes part in one exchange for each step, in order, with work or without. Ranks that are
 at different steps, and an exchange that fails or takes too long, end step plans on this rank.
@@ -91,12 +92,14 @@ class _StepTimes(NamedTuple):
 class StepExchange:
     """Announced work, exchanges and decided clocks of one rank.
 
-    `announce`, `begin`, `clocks`, `end` and `learn` are called by the thread of the hooks and do no
-    I/O; `step_timed` and `step_planned` by the one that the helper's answers come on.
+    `announce`, `begin`, `clocks`, `end` and `learn` are called by the thread of the hooks and wait
+    for nothing; `step_timed` and `step_planned` by the one that the helper's answers come on.
 
     Args:
         agreement: Exchanges with the other ranks; closed here.
-        ask: Asks the helper, and returns whether there is one.
+        ask: Asks the helper without waiting, and returns whether there is one.
+        take: Has the next plan that has come handed over to `step_planned`, without waiting;
+            returns whether there was one.
         first_step: Number of the first step.
         stage: Stage of this rank.
         rank_name: Job and rank, for the log.
@@ -109,13 +112,15 @@ class StepExchange:
         agreement: StepAgreement,
         *,
         ask: Callable[[StepLoad | StepDeadlines], bool],
+        take: Callable[[], bool],
         first_step: int,
         stage: int,
         rank_name: str,
         clock_s: Callable[[], float] = time.monotonic,
         timeout_s: float = TIMEOUT_S,
     ) -> None:
-        self._agreement, self._ask, self._timeout_s = agreement, ask, timeout_s
+        self._agreement, self._timeout_s = agreement, timeout_s
+        self._ask, self._take = ask, take
         self._stage, self._rank_name = stage, rank_name
         self._announced: dict[int, _Announced] = {}
         # A rank that does not read the batch announces nothing, and waits for nothing.
@@ -149,14 +154,21 @@ class StepExchange:
         self._answered: int | None = None
         self._has_logged = False
         self._num_late = 0
+        self._is_running = False
+        self._is_alone = agreement.gather is None and agreement.greatest is None
         self._thread = threading.Thread(target=self._run, name="flyball-exchange", daemon=True)
 
     def start(self) -> None:
-        """Start the thread; may be called once."""
-        self._thread.start()
+        """Begin with the exchanges; may be called once."""
+        self._is_running = True
+        if self._is_alone:
+            self._wake()
+        else:
+            self._thread.start()
 
     def close(self) -> None:
         """Stop the thread, which ends within 0.5 s, and give up its exchange."""
+        self._is_running = False
         self._news.stop()
         if self._thread.ident is not None and self._thread is not threading.current_thread():
             self._thread.join(_JOIN_S)
@@ -241,9 +253,24 @@ class StepExchange:
         self._wake()
 
     def _wake(self) -> None:
-        """Wake the thread if it has something to do now: each look takes time of the training."""
-        if self._is_due(self._step):
-            self._news.tell()
+        """Wake the thread if it has something to do now: each look takes time of the training.
+
+        A rank that is alone does it here.
+        """
+        if not self._is_alone:
+            if self._is_due(self._step):
+                self._news.tell()
+            return
+        try:
+            while self._is_running and (step := self._step) <= self._begun + 1:
+                is_announced = step in self._announced
+                if step > self._begun and not is_announced:
+                    return
+                self._step = step + 1
+                if is_announced:
+                    self._exchange(step)
+        except Exception as error:
+            self._give_up(repr(error))
 
     def clocks(self, plan: CompiledPlan, step: int) -> tuple[int, ...] | None:
         """Return the step's own clocks, or the highest where there are none, MHz.
@@ -257,6 +284,7 @@ class StepExchange:
             return plan.highest_mhz if self._is_unaware(key) else None
         decided = self._decided
         if decided is None or (decided.step, decided.plan) != (step, key) or decided.own is None:
+            self._take_plans()
             found_for, own = self._plans.pop(step, (None, None))
             if own is None or found_for != key or len(own.clocks_mhz) != len(plan.kinds):
                 own = None
@@ -296,6 +324,14 @@ class StepExchange:
         self._times = _StepTimes(step, times_s)
         self._news.tell()
 
+    def _take_plans(self) -> None:
+        """Take what the helper has answered, while it is asked for a plan."""
+        try:
+            while self._asked is not None and self._asked[0] != self._answered and self._take():
+                pass
+        except ValueError as error:
+            self._give_up(str(error))
+
     def step_planned(self, plan: StepPlan) -> None:
         """Take a step's plan, for which no thread waits."""
         asked, step = self._asked, plan.step
@@ -317,14 +353,19 @@ class StepExchange:
     def _run(self) -> None:
         try:
             while True:
+                self._news.until(lambda: self._is_due(self._step) or None)
                 self._exchange(self._step)
                 self._step += 1
         except Stopped:
             return
         except AgreementError as error:
-            why = str(error)
+            self._give_up(str(error))
         except Exception as error:
-            why = repr(error)
+            self._give_up(repr(error))
+
+    def _give_up(self, why: str) -> None:
+        self._is_running = False
+        self._asked = None
         self._plans.clear()
         _logger.warning(
             "%s: steps have no plans of their own from now on, and run at the highest clocks"
@@ -334,7 +375,6 @@ class StepExchange:
         )
 
     def _exchange(self, step: int) -> None:
-        self._news.until(lambda: self._is_due(step) or None)
         announced = self._announced.pop(step, None)
         # None: it is too late for a plan.
         plan, others = self._next_plan, self._other_plans
@@ -355,6 +395,7 @@ class StepExchange:
                 return
         if load is None:
             return
+        self._take_plans()
         if self._asked is not None and self._asked[0] != self._answered:
             self._note_late()
         self._asked = step, load.plan

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import repeat
 from operator import eq
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from flyball_client.steps.agreement import Coupling
 from flyball_pipeline.work import StepWork
@@ -51,30 +51,6 @@ class StepLoad(NamedTuple):
     coupling: Coupling | None = None
     #: Of the only pipeline.
     deadlines: StepDeadlines | None = None
-
-
-Fields = tuple[Any, ...]
-"""Fields of a named tuple."""
-
-
-def packed_question(question: StepLoad | StepDeadlines) -> tuple[Fields, Fields]:
-    """Return the fields of a question's load and of its deadlines, if it has them.
-
-    They are of builtin types: classes take most of the time of a pickle.
-    """
-    if isinstance(question, StepDeadlines):
-        return (), tuple(question)
-    step, plan, *others, deadlines = question
-    return (step, tuple(plan), *others), tuple(deadlines or ())
-
-
-def unpacked_question(load: Fields, deadlines: Fields) -> StepLoad | StepDeadlines:
-    """Return the question of such fields."""
-    if not load:
-        return StepDeadlines(*deadlines)
-    step, plan, *others = load
-    question = StepLoad(step, PlanKey(*plan), *others)
-    return question._replace(deadlines=StepDeadlines(*deadlines)) if deadlines else question
 
 
 class StepPlan(NamedTuple):

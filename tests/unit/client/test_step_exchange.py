@@ -137,6 +137,7 @@ class Rank:
         self.exchange = StepExchange(
             self.agreement,
             ask=self.ask,
+            take=lambda: False,
             first_step=0,
             stage=stage,
             rank_name=f"rank {pipeline}.{stage}",
