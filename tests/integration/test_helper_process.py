@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import logging
 import math
@@ -36,6 +37,7 @@ from tests.planner.hostile import (
 )
 from tests.planner.live import live_planner
 from tests.unit.client.memory_planner import JOB_ID, MemoryPlanner, plan_of
+from tests.unit.client.step_parts import LIGHT, part_of_stage
 
 from flyball_client.api.planner_client import PlannerClient, Retries
 from flyball_client.helper import link as links
@@ -61,11 +63,13 @@ from flyball_client.session.plan_cursor import CompiledPlan
 from flyball_client.session.planner_link import PlannerLink
 from flyball_client.session.registration import JobRegistrar, named_start
 from flyball_client.steps.step_plans import (
+    AsksForSteps,
     PlanKey,
     StepDeadlines,
     StepLoad,
     StepPlan,
 )
+from flyball_pipeline.work import step_work
 from flyball_wire import routes
 from flyball_wire.codec import encode
 from flyball_wire.measurements import StepMeasurement
@@ -98,7 +102,7 @@ pytestmark = pytest.mark.slow
 class HelpedRank:
     """A rank whose steps the test makes; what it was given is kept."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, steps: AsksForSteps | None = None) -> None:
         self.activated: list[tuple[CompiledPlan, int]] = []
         self._planner = PlannerClient(url, timeout_s=0.25, retries=Retries(num_attempts=1))
         self.link = PlannerLink(
@@ -108,6 +112,8 @@ class HelpedRank:
             current_step=lambda: 5,
             activate=lambda plan, first_step: self.activated.append((plan, first_step)),
         )
+        if steps is not None:
+            self.link.plan_steps(steps, "step")
         self.link.start()
 
     def measure(self, steps: Iterable[int]) -> None:
@@ -122,9 +128,11 @@ class HelpedRank:
 
 
 @contextmanager
-def helped_rank(answer: Answer) -> Iterator[tuple[HelpedRank, HostilePlanner]]:
+def helped_rank(
+    answer: Answer, steps: AsksForSteps | None = None
+) -> Iterator[tuple[HelpedRank, HostilePlanner]]:
     with hostile_planner(answer) as planner:
-        rank = HelpedRank(planner.url)
+        rank = HelpedRank(planner.url, steps)
         try:
             yield rank, planner
         finally:
@@ -642,6 +650,55 @@ def test_a_helper_that_takes_nothing_holds_no_hook_and_leaves_no_part_of_a_packe
     ours.close()
     assert not ours.ask(0, QUESTIONS[0])
     assert ours.take() is None
+
+
+class KeptPlans:
+    """Rank that keeps what it is answered."""
+
+    def __init__(self) -> None:
+        self.plans: list[StepPlan] = []
+        self.timed: list[int] = []
+
+    def step_timed(self, step: int, times_s: tuple[float, ...]) -> None:
+        """Keep the step."""
+        self.timed += [step] if times_s else []
+
+    def step_planned(self, plan: StepPlan) -> None:
+        """Keep the plan."""
+        self.plans.append(plan)
+
+
+def test_steps_are_planned_by_each_helper_after_the_other(quick: None) -> None:
+    memory, kept = MemoryPlanner(), KeptPlans()
+    part = part_of_stage(0, 1, deadline_ratio=1.25)
+    rows = [(part.kinds[kind], number, 1400) for kind, number, *_ in part.instructions]
+    memory.name_first_step(memory.publish(*rows, pipeline=part.pipeline), 0)
+    steps = itertools.count()
+
+    def ask(rank: HelpedRank) -> bool:
+        """Ask for one more step, and for times; return whether both have come of some steps."""
+        plan, _ = rank.activated[-1]
+        step, key = next(steps), PlanKey(plan.version, plan.plan_id)
+        load = StepLoad(step, key, step_work(LIGHT), (1.0,), 0.0)
+        rank.link.ask(load._replace(deadlines=StepDeadlines(step)))
+        rank.link.ask(load)
+        while rank.link.take_step_plan():
+            pass
+        return bool(kept.timed) and any(plan.clocks_mhz for plan in kept.plans)
+
+    with helped_rank(honest(memory), kept) as (rank, _):
+        wait_until(lambda: bool(rank.activated), "the plan")
+        link, pairs = links._Shared.link, set[StepPackets | None]()
+        for _ in range(4):
+            wait_until(lambda: ask(rank), "a step's plan and times")
+            assert all(set(plan.clocks_mhz) < set(SUPPORTED_MHZ) for plan in kept.plans)
+            pairs.add(None if link is None else link._packets)
+            pid = helper_pid()
+            os.kill(pid, signal.SIGKILL)
+            wait_until(lambda: is_gone(pid), "its end")  # noqa: B023 - called at once
+            kept.plans.clear()
+            kept.timed.clear()
+        assert len(pairs) == 1, "each helper has sockets of its own, and nobody closes them"
 
 
 @pytest.mark.parametrize("length", [0, 52, 54, 53 + 4 * (MAX_INSTRUCTIONS + 1)])

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import json
 import logging
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -134,10 +136,12 @@ class Rank:
         self.key = PlanKey(self.part.version, self.part.plan_id)
         self.agreement = meeting.agreement(pipeline, stage)
         self.now_s = 0.0
+        # Plans that come as packets, which the exchange takes.
+        self.packets = deque[StepPlan]()
         self.exchange = StepExchange(
             self.agreement,
             ask=self.ask,
-            take=lambda: False,
+            take=self.take,
             first_step=0,
             stage=stage,
             rank_name=f"rank {pipeline}.{stage}",
@@ -151,6 +155,12 @@ class Rank:
 
     def ask(self, question: StepLoad | StepDeadlines) -> bool:
         self.planner.ask(question)
+        return True
+
+    def take(self) -> bool:
+        if not self.packets:
+            return False
+        self.exchange.step_planned(self.packets.popleft())
         return True
 
     def begin(self, step: int) -> None:
@@ -657,7 +667,9 @@ def test_no_work_is_logged_once_and_raises_nothing(
 
 def test_steps_may_be_announced_far_ahead_while_the_thread_takes_them() -> None:
     interval_s = sys.getswitchinterval()
-    rank = Rank(Meeting(1, 1), 0, 0)
+    rank = Rank(Meeting(1, 2), 0, 0)
+    asked: list[int] = []
+    rank.exchange._agreement = Listening(asked)
     try:
         sys.setswitchinterval(1e-6)
         with running(rank):
@@ -665,8 +677,129 @@ def test_steps_may_be_announced_far_ahead_while_the_thread_takes_them() -> None:
                 for ahead in range(4):
                     rank.exchange.announce(step + ahead, LIGHT, None)
                 rank.begin(step)
+            wait_until(lambda: 400 in asked)
+            assert rank.exchange._thread.is_alive()
     finally:
         sys.setswitchinterval(interval_s)
+
+
+class Listening(AloneAgreement):
+    """Agreement of a pipeline's only rank that gathers all the same; whose steps are kept."""
+
+    def __init__(self, steps: list[int]) -> None:
+        self._steps = steps
+
+    @property
+    def gather(self) -> Callable[[bytes], Pending[list[bytes]]]:  # type: ignore[override]
+        return self.gathering
+
+    def gathering(self, message: bytes) -> Pending[list[bytes]]:
+        self._steps.append(json.loads(message.partition(b"\n")[0])[0])
+
+        class Gathered:
+            def result(self) -> list[bytes]:
+                return [message]
+
+        return Gathered()
+
+
+# ------------------------------------------------------------------ a rank that is alone
+
+
+def clocks_of(step: int) -> tuple[int, ...]:
+    """Return clocks that tell a step from others."""
+    return (SUPPORTED_MHZ[1 + step % 2],) * 4
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Rank, list[int]]]:
+    """A rank that is alone, and the steps that it asks for."""
+    rank, asked = Rank(Meeting(1, 1), 0, 0), list[int]()
+
+    def ask(question: StepLoad | StepDeadlines) -> bool:
+        asked.append(question.step)
+        return True
+
+    monkeypatch.setattr(rank.exchange, "_ask", ask)
+    with running(rank):
+        assert rank.exchange._thread.ident is None
+        yield rank, asked
+
+
+def test_a_rank_alone_asks_in_its_hooks_for_the_next_step_once(
+    alone: tuple[Rank, list[int]],
+) -> None:
+    rank, asked = alone
+    for step in (1, 2, 3, 5, 5):  # announced far ahead, and one twice
+        rank.exchange.announce(step, LIGHT, None)
+    assert asked == [1]
+    for step in range(1, 8):
+        rank.begin(step)
+    assert asked == [1, 2, 3, 5]
+    rank.exchange.announce(6, LIGHT, None)  # too late
+    rank.exchange.announce(20, LIGHT, None)
+    rank.begin(19)  # steps in between were not told
+    assert asked == [1, 2, 3, 5, 20]
+
+
+def test_a_rank_alone_takes_plans_as_a_step_ends_and_as_it_begins(
+    alone: tuple[Rank, list[int]],
+) -> None:
+    rank, _ = alone
+    rank.exchange.announce(1, LIGHT, None)
+    assert rank.clocks(1) == rank.plan.highest_mhz
+    rank.packets.extend(StepPlan(step, clocks_of(step)) for step in (0, 1))  # the older one first
+    assert rank.clocks(1) == clocks_of(1)
+    rank.begin(1)
+    assert rank.clocks(1) == clocks_of(1)
+    rank.exchange.announce(2, LIGHT, None)
+    rank.packets.append(StepPlan(2, clocks_of(2)))
+    assert rank.clocks(2) == clocks_of(2)
+    rank.packets.append(StepPlan(2, clocks_of(3)))  # another answer to the same question
+    assert rank.clocks(2) == clocks_of(2)
+    assert rank.packets
+
+
+@pytest.mark.parametrize("what", ["_ask", "_take"])
+def test_what_fails_in_a_hook_ends_step_plans_with_one_line(
+    what: str,
+    alone: tuple[Rank, list[int]],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    caplog.set_level(logging.WARNING, logger="flyball_client")
+    rank, asked = alone
+
+    def fail(*_: object) -> bool:
+        raise ValueError("it is out of its bounds")
+
+    rank.exchange.announce(1, LIGHT, None)
+    monkeypatch.setattr(rank.exchange, what, fail)
+    for step in range(1, 4):
+        assert rank.clocks(step) == rank.plan.highest_mhz
+        rank.begin(step)
+        rank.exchange.announce(step + 1, LIGHT, None)
+    assert asked == [1]
+    (line,) = caplog.messages
+    assert "have no plans of their own from now on" in line
+    assert "out of its bounds" in line
+
+
+def test_a_session_may_close_while_its_hook_asks(
+    alone: tuple[Rank, list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rank, asked = alone
+
+    def close(question: StepLoad | StepDeadlines) -> bool:
+        asked.append(question.step)
+        rank.exchange.close()
+        return False
+
+    monkeypatch.setattr(rank.exchange, "_ask", close)
+    rank.exchange.announce(1, LIGHT, None)
+    rank.begin(1)
+    rank.exchange.announce(2, LIGHT, None)
+    assert asked == [1]
 
 
 def test_other_work_for_a_step_and_a_failed_step_void_its_plan(
