@@ -688,11 +688,16 @@ def test_steps_are_planned_by_each_helper_after_the_other(quick: None) -> None:
 
     with helped_rank(honest(memory), kept) as (rank, _):
         wait_until(lambda: bool(rank.activated), "the plan")
-        link, pairs = links._Shared.link, set[StepPackets | None]()
+        link, pairs = links._Shared.link, set[StepPackets]()
         for _ in range(4):
             wait_until(lambda: ask(rank), "a step's plan and times")
             assert all(set(plan.clocks_mhz) < set(SUPPORTED_MHZ) for plan in kept.plans)
-            pairs.add(None if link is None else link._packets)
+            assert link is not None
+            assert link._packets is not None
+            pairs.add(link._packets)
+            # Agents that are not there: closed, or not opened yet.
+            link._packets.ask(99, QUESTIONS[0])
+            HelperPackets(link._packets.helper).answer(99, StepPlan(1, (7,)))
             pid = helper_pid()
             os.kill(pid, signal.SIGKILL)
             wait_until(lambda: is_gone(pid), "its end")  # noqa: B023 - called at once

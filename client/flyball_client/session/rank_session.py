@@ -60,7 +60,7 @@ class RankSession:
     that begins at another clock than was requested gets its own then; see PlanCursor for unplanned
     instructions.
 
-    The hooks do no I/O and raise nothing: after an error clocks are no longer
+    The hooks wait for nothing and raise nothing: after an error clocks are no longer
     set, which is logged once. The hooks and `close` may be called from one thread at a time.
 
     The clock of a real GPU is set by a separate process, which restores it after a crash; see
