@@ -26,7 +26,8 @@ class News:
 
     def tell(self) -> None:
         """Let the thread look again."""
-        self._news.put(None)
+        if self._news.empty():  # it looks once for all that it is told meanwhile
+            self._news.put(None)
 
     def stop(self) -> None:
         """Let the thread end: its waits raise `Stopped`."""
