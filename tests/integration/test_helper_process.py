@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -510,9 +511,14 @@ def test_a_forked_child_leaves_the_helper_alone() -> None:
     memory = MemoryPlanner()
     with helped_rank(honest(memory)) as (rank, _):
         helper_pid()
+        link = links._Shared.link
+        assert link is not None
+        packets = link._packets
+        assert packets is not None
         child = os.fork()
         if child == 0:
-            os._exit(links._Shared.link is not None)
+            is_open = packets.ask(0, QUESTIONS[0]) or packets.helper.fileno() >= 0
+            os._exit(is_open or links._Shared.link is not None)
         assert os.waitpid(child, 0)[1] == 0
         rank.measure([1])
         wait_until(lambda: 1 in memory.measurements, "the step")
@@ -695,6 +701,7 @@ def test_steps_are_planned_by_each_helper_after_the_other(quick: None) -> None:
             assert link is not None
             assert link._packets is not None
             pairs.add(link._packets)
+            assert not link._packets.helper.get_inheritable()
             # Agents that are not there: closed, or not opened yet.
             link._packets.ask(99, QUESTIONS[0])
             HelperPackets(link._packets.helper).answer(99, StepPlan(1, (7,)))
@@ -704,6 +711,38 @@ def test_steps_are_planned_by_each_helper_after_the_other(quick: None) -> None:
             kept.plans.clear()
             kept.timed.clear()
         assert len(pairs) == 1, "each helper has sockets of its own, and nobody closes them"
+
+
+def test_plans_are_handed_to_the_rank_that_asked_and_what_is_none_is_left(
+    packets: tuple[StepPackets, HelperPackets],
+) -> None:
+    link, (ours, helpers) = links._Link(), packets
+    assert not link.ask(0, QUESTIONS[0])
+    assert not link.take_step_plan()
+    link._packets = ours
+    assert not link.ask(0, QUESTIONS[0]), "there is no helper"
+    first, second, no_rank = KeptPlans(), KeptPlans(), object()
+    options = PlannerClient("http://planner.test").options
+    assert options is not None
+    owners: Any = (first, second, no_rank)
+    link._owners = {number: (options, owner) for number, owner in enumerate(owners)}
+    for number in (1, 2, 3, 0):
+        helpers.answer(number, StepPlan(number, (1400,)))
+    ours.helper.send(b"no plan")
+    for _ in range(5):
+        assert link.take_step_plan()
+    assert not link.take_step_plan()
+    assert first.plans == [StepPlan(0, (1400,))]
+    assert second.plans == [StepPlan(1, (1400,))]
+
+
+def test_a_question_that_no_helper_would_read_whole_is_not_sent(
+    packets: tuple[StepPackets, HelperPackets],
+) -> None:
+    ours, helpers = packets
+    work = ((1.5, 2.5),) * 2 + tuple((float(number), 0.5) for number in range(40_000))
+    assert not ours.ask(0, StepLoad(1, PlanKey(1, None), work, (1.0,), 0.0))
+    assert helpers.take() is None
 
 
 @pytest.mark.parametrize("length", [0, 52, 54, 53 + 4 * (MAX_INSTRUCTIONS + 1)])

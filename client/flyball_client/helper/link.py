@@ -262,14 +262,17 @@ class _Link:
     def take_step_plan(self) -> bool:
         """Hand the next step's plan to its owner; return whether there was one. For hooks."""
         packets = self._packets
-        found = None if packets is None else packets.take()
+        try:
+            found = None if packets is None else packets.take()
+        except ValueError:
+            return True  # its step has no plan of its own
         if found is None:
             return False
         number, plan = found
-        owner: Any
         _, owner = self._owners.get(number, (None, None))
-        if owner is not None:
-            owner.step_planned(plan)
+        step_planned = getattr(owner, "step_planned", None)
+        if step_planned is not None:  # no registrar
+            step_planned(plan)
         return True
 
     def stop(self, number: int) -> None:

@@ -42,8 +42,11 @@ class StepPackets:
 
     def ask(self, agent: int, question: StepLoad | StepDeadlines) -> bool:
         """Ask a helper's agent; return whether the question is on its way."""
+        packet = question_packet(agent, question)
+        if len(packet) > _MOST_QUESTION_BYTES:
+            return False
         try:
-            self._rank.send(question_packet(agent, question))
+            self._rank.send(packet)
         except OSError:
             return False
         return True

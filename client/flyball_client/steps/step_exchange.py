@@ -133,7 +133,9 @@ class StepExchange:
         # The step that has ended last, if it had a plan of its own.
         self._ended: _Decided | None = None
         self._unaware: PlanKey | None = None
-        self._begun, self._voided = first_step - 1, first_step - 1
+        self._begun = first_step - 1
+        # Steps to come that run at the highest clocks whatever comes.
+        self._voided: set[int] = set()
         self._begun_s, self._longest_pause_s = time.monotonic(), _PAUSES_S[0]
         # As the last step ended, and from there to the begin of the last steps, s.
         self._clock_s = clock_s
@@ -194,11 +196,7 @@ class StepExchange:
                 check_coupling(coupling)
             announced = _Announced(step_work(work), slowest_s, coupling)
         except Exception as error:
-            if not self._has_logged:
-                self._has_logged = True
-                _logger.warning(
-                    "%s: the work of step %s is not used: %s", self._rank_name, step, error
-                )
+            self._log_once(f"the work of step {step} is not used", error)
             return
         if self._works.get(number, announced.work) != announced.work:
             self.void(number)  # what was announced before was wrong
@@ -211,10 +209,9 @@ class StepExchange:
 
     def void(self, step: int) -> None:
         """Let a step run at the highest clocks: another step was announced."""
-        self._voided = step
+        self._voided.add(step)
         self._plans.pop(step, None)
         self._works.pop(step, None)
-        self._news.tell()
 
     def num_microbatches(self, step: int) -> int | None:
         """Return the announced number of a step; None: not known."""
@@ -250,6 +247,8 @@ class StepExchange:
             for late in tuple(kept):
                 if late < step:
                     kept.pop(late, None)
+        if self._voided:
+            self._voided = {voided for voided in self._voided if voided >= step}
         self._wake()
 
     def _wake(self) -> None:
@@ -270,7 +269,13 @@ class StepExchange:
                 if is_announced:
                     self._exchange(step)
         except Exception as error:
-            self._give_up(repr(error))
+            # That of this step alone: a signal's handler may have raised it.
+            self._log_once("the next step gets no plan of its own", error)
+
+    def _log_once(self, what: str, error: Exception) -> None:
+        if not self._has_logged:
+            self._has_logged = True
+            _logger.warning("%s: %s: %s", self._rank_name, what, error)
 
     def clocks(self, plan: CompiledPlan, step: int) -> tuple[int, ...] | None:
         """Return the step's own clocks, or the highest where there are none, MHz.
@@ -326,11 +331,10 @@ class StepExchange:
 
     def _take_plans(self) -> None:
         """Take what the helper has answered, while it is asked for a plan."""
-        try:
-            while self._asked is not None and self._asked[0] != self._answered and self._take():
-                pass
-        except ValueError as error:
-            self._give_up(str(error))
+        for _ in range(_MAX_KEPT):
+            asked = self._asked
+            if asked is None or asked[0] == self._answered or not self._take():
+                return
 
     def step_planned(self, plan: StepPlan) -> None:
         """Take a step's plan, for which no thread waits."""
@@ -345,7 +349,7 @@ class StepExchange:
             return
         self._num_late = 0
         self._plans[step] = asked[1], plan
-        if self._voided == step:  # meanwhile
+        if step in self._voided:  # meanwhile
             self._plans.pop(step, None)
 
     # ------------------------------------------------------------------ the thread
@@ -359,12 +363,9 @@ class StepExchange:
         except Stopped:
             return
         except AgreementError as error:
-            self._give_up(str(error))
+            why = str(error)
         except Exception as error:
-            self._give_up(repr(error))
-
-    def _give_up(self, why: str) -> None:
-        self._is_running = False
+            why = repr(error)
         self._asked = None
         self._plans.clear()
         _logger.warning(
@@ -404,7 +405,7 @@ class StepExchange:
 
     def _is_late(self, step: int) -> bool:
         """Return whether a step gets no plan any more."""
-        return self._begun >= step or self._voided == step
+        return self._begun >= step or step in self._voided
 
     def _note_late(self) -> None:
         self._num_late += 1

@@ -254,11 +254,13 @@ def test_the_plan_of_the_steps_number_of_microbatches_is_named_to_the_other_rank
         run_step(session, LIGHT)
         assert session.active_version == 1
     give_up_s = time.monotonic() + PATIENCE_S
-    while newer + 1 not in said:
+    named: list[object] = [[1, "1"], [[3, [2, "2"]]]]
+    late: list[object] = [None, []]
+    while named not in said.values():
         assert time.monotonic() < give_up_s
         run_step(session, LIGHT)
     session.close()
-    assert said[newer + 1] == [[1, "1"], [[3, [2, "2"]]]]
+    assert all(plans in (named, late) for step, plans in said.items() if step > newer)
 
 
 @pytest.mark.parametrize("plans_steps", [True, False])

@@ -760,29 +760,89 @@ def test_a_rank_alone_takes_plans_as_a_step_ends_and_as_it_begins(
     assert rank.packets
 
 
-@pytest.mark.parametrize("what", ["_ask", "_take"])
-def test_what_fails_in_a_hook_ends_step_plans_with_one_line(
-    what: str,
+def test_a_question_that_fails_costs_its_step_alone_and_is_told_once(
     alone: tuple[Rank, list[int]],
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     caplog.set_level(logging.WARNING, logger="flyball_client")
     rank, asked = alone
+    ask = rank.exchange._ask
 
-    def fail(*_: object) -> bool:
-        raise ValueError("it is out of its bounds")
+    def fail(question: StepLoad | StepDeadlines) -> bool:
+        raise RuntimeError(f"a signal's handler in step {question.step}")
 
-    rank.exchange.announce(1, LIGHT, None)
-    monkeypatch.setattr(rank.exchange, what, fail)
+    monkeypatch.setattr(rank.exchange, "_ask", fail)
     for step in range(1, 4):
-        assert rank.clocks(step) == rank.plan.highest_mhz
+        rank.exchange.announce(step, LIGHT, None)
         rank.begin(step)
-        rank.exchange.announce(step + 1, LIGHT, None)
-    assert asked == [1]
+    monkeypatch.setattr(rank.exchange, "_ask", ask)
+    rank.exchange.announce(4, LIGHT, None)
+    assert asked == [4]
+    rank.packets.append(StepPlan(4, clocks_of(4)))
+    assert rank.clocks(4) == clocks_of(4)
     (line,) = caplog.messages
-    assert "have no plans of their own from now on" in line
-    assert "out of its bounds" in line
+    assert "the next step gets no plan of its own: a signal's handler in step 1" in line
+
+
+def test_a_handler_that_announces_within_a_question_does_not_ask_again(
+    alone: tuple[Rank, list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rank, asked = alone
+
+    def ask(question: StepLoad | StepDeadlines) -> bool:
+        asked.append(question.step)
+        rank.exchange.announce(question.step, LIGHT, None)
+        return True
+
+    monkeypatch.setattr(rank.exchange, "_ask", ask)
+    rank.exchange.announce(1, LIGHT, None)
+    assert asked == [1]
+
+
+def test_other_work_voids_a_plan_that_is_still_on_its_way(alone: tuple[Rank, list[int]]) -> None:
+    rank, asked = alone
+    for work in (LIGHT, HEAVY):  # for both of the next steps
+        rank.exchange.announce(1, work, None)
+        rank.exchange.announce(2, work, None)
+    assert asked == [1]
+    rank.packets.append(StepPlan(1, clocks_of(1)))
+    assert rank.clocks(1) == rank.plan.highest_mhz
+    for step in (1, 2):
+        rank.begin(step)
+    rank.exchange.announce(3, HEAVY, None)
+    rank.packets.append(StepPlan(3, clocks_of(3)))
+    assert rank.clocks(3) == clocks_of(3)
+
+
+def test_steps_that_the_helper_refuses_by_packets_are_not_late(
+    alone: tuple[Rank, list[int]], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, logger="flyball_client")
+    rank, asked = alone
+    for step in range(1, 15):
+        rank.exchange.announce(step, LIGHT, None)
+        rank.begin(step)
+        rank.packets.append(StepPlan(step))
+    assert asked == list(range(1, 15))
+    assert not caplog.messages
+
+
+def test_a_rank_alone_asks_for_what_was_announced_once_it_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rank, asked = Rank(Meeting(1, 1), 0, 0), list[int]()
+
+    def ask(question: StepLoad | StepDeadlines) -> bool:
+        asked.append(question.step)
+        return True
+
+    monkeypatch.setattr(rank.exchange, "_ask", ask)
+    rank.begin(0)
+    rank.exchange.announce(1, LIGHT, None)
+    assert asked == []
+    rank.exchange.start()
+    assert asked == [1]
 
 
 def test_a_session_may_close_while_its_hook_asks(
@@ -836,7 +896,10 @@ def test_other_work_for_a_step_and_a_failed_step_void_its_plan(
 def test_work_is_posted_whatever_becomes_of_the_exchanges() -> None:
     rank = Rank(Meeting(1, 2), 0, 0, timeout_s=0.05)
     with running(rank):
+        rank.exchange._asked = 1, rank.key
         wait_until(lambda: not rank.exchange._thread.is_alive())
+        rank.packets.append(StepPlan(1, (1000,) * 4))
+        assert rank.clocks(1) == rank.plan.highest_mhz
         rank.exchange.announce(1, HEAVY, None)
         rank.begin(1)
         assert rank.exchange.end(1, None) == (step_work(HEAVY), None)
