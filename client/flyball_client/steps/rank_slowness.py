@@ -67,7 +67,7 @@ class RankSlowness:
 
 
 def _median(ratios: Sequence[float]) -> float:
-    if len(ratios) < _NUM_STEPS:
+    if len(ratios) < _NUM_STEPS or max(ratios) < _SLOW:
         return 1.0
     found = median(ratios)
     return round(found, 2) if found >= _SLOW else 1.0
