@@ -9,6 +9,7 @@ import logging
 import math
 import os
 import random
+import resource
 import signal
 import socket
 import subprocess
@@ -16,7 +17,7 @@ import sys
 import threading
 from array import array
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -511,6 +512,19 @@ def test_the_planner_is_told_of_a_killed_rank_and_the_next_start_begins_at_once(
                     wait_until(lambda: have_left() == [True], "its departure", pause_s=0.05)
                 finally:
                     rank.kill()
+
+
+def test_a_rank_may_have_more_files_open_than_select_takes() -> None:
+    memory = MemoryPlanner()
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with ExitStack() as files:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, limits[1]), limits[1]))
+        files.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limits)
+        for _ in range(1100):
+            files.enter_context(Path(os.devnull).open("rb"))
+        with helped_rank(honest(memory)) as (rank, _):
+            rank.measure([1])
+            wait_until(lambda: 1 in memory.measurements, "the step")
 
 
 def test_a_forked_child_leaves_the_helper_alone() -> None:

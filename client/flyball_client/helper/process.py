@@ -81,7 +81,8 @@ def main() -> int:
         Path("/proc/self/oom_score_adj").write_text(_MOST_EXPENDABLE, "ascii")
     status = 1
     with contextlib.suppress(EOFError, OSError):
-        connection, packets = (socket.socket(fileno=number) for number in (fd, packets_fd))
+        # A number that `select` takes, whatever the rank has open.
+        connection, packets = (socket.socket(fileno=os.dup(each)) for each in (fd, packets_fd))
         status = _Helper(rank_pid, connection, HelperPackets(packets), level).serve()
     # Threads may be waiting for the planner.
     os._exit(status)
