@@ -715,10 +715,10 @@ def test_steps_are_planned_by_each_helper_after_the_other(quick: None) -> None:
     with helped_rank(honest(memory), kept) as (rank, _):
         wait_until(lambda: bool(rank.activated), "the plan")
         link, pairs = links._Shared.link, set[StepPackets]()
+        assert link is not None
         for _ in range(4):
             wait_until(lambda: ask(rank), "a step's plan and times")
             assert all(set(plan.clocks_mhz) < set(SUPPORTED_MHZ) for plan in kept.plans)
-            assert link is not None
             assert link._packets is not None
             pairs.add(link._packets)
             assert not link._packets.helper.get_inheritable()

@@ -191,7 +191,7 @@ class _Helper:
                 self._agents[number][1].answer(asked, body)
 
     def _ask(self, number: int, question: StepLoad | StepDeadlines) -> None:
-        """Pass a question on; another helper's agent may be asked before this one's is opened."""
+        """Pass a question on; an agent that is not open here, or not yet, does not get it."""
         agent, _ = self._agents.get(number, (None, None))
         if isinstance(agent, RankAgent):
             agent.ask(question)

@@ -19,7 +19,7 @@ from flyball_wire.plans.rank_plan import MAX_INSTRUCTIONS
 _PLAN = struct.Struct("=Iq?5d")
 _INT_BYTES = 4
 _MOST_PLAN_BYTES = _PLAN.size + _INT_BYTES * MAX_INSTRUCTIONS
-# That of the most microbatches which steps are planned of.
+# The work of the longest step that is planned takes less.
 _MOST_QUESTION_BYTES = 2**19
 
 

@@ -47,7 +47,8 @@ class News:
         Args:
             poll: Returns what is waited for, or None.
             pauses_s: First and longest pause between two looks, s, which news end; by default
-                there is a look at news alone. Each look takes time of the training.
+                there is none, and it looks once there is news. Each look takes time of the
+                training.
             timeout_s: Time in s until it is given up.
             is_over: Returns whether it is given up now.
 

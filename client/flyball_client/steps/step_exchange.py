@@ -154,7 +154,7 @@ class StepExchange:
         self._times: _StepTimes | None = None
         self._asked: tuple[int, PlanKey] | None = None
         self._answered: int | None = None
-        self._has_logged = False
+        self._logged: set[str] = set()
         self._num_late = 0
         self._is_running = False
         self._is_alone = agreement.gather is None and agreement.greatest is None
@@ -196,7 +196,7 @@ class StepExchange:
                 check_coupling(coupling)
             announced = _Announced(step_work(work), slowest_s, coupling)
         except Exception as error:
-            self._log_once(f"the work of step {step} is not used", error)
+            self._log_once("the work of step %s is not used", step, error)
             return
         if self._works.get(number, announced.work) != announced.work:
             self.void(number)  # what was announced before was wrong
@@ -252,9 +252,9 @@ class StepExchange:
         self._wake()
 
     def _wake(self) -> None:
-        """Wake the thread if it has something to do now: each look takes time of the training.
+        """Let the next exchange begin if it is due: in the thread, or here where a rank is alone.
 
-        A rank that is alone does it here.
+        Each look of the thread takes time of the training.
         """
         if not self._is_alone:
             if self._is_due(self._step):
@@ -270,12 +270,12 @@ class StepExchange:
                     self._exchange(step)
         except Exception as error:
             # That of this step alone: a signal's handler may have raised it.
-            self._log_once("the next step gets no plan of its own", error)
+            self._log_once("step %s gets no plan of its own", self._begun + 1, error)
 
-    def _log_once(self, what: str, error: Exception) -> None:
-        if not self._has_logged:
-            self._has_logged = True
-            _logger.warning("%s: %s: %s", self._rank_name, what, error)
+    def _log_once(self, what: str, step: object, error: Exception) -> None:
+        if what not in self._logged:
+            self._logged.add(what)
+            _logger.warning(f"%s: {what}: %s", self._rank_name, step, error)
 
     def clocks(self, plan: CompiledPlan, step: int) -> tuple[int, ...] | None:
         """Return the step's own clocks, or the highest where there are none, MHz.

@@ -14,7 +14,7 @@ def test_much_that_was_told_is_one_look_and_what_is_polled_is_returned() -> None
     for _ in range(1000):
         news.tell()
     # The first look, one for the news, and the last one as its time is over.
-    assert news.until(lambda: looks.append(1), timeout_s=0.02) is None
+    assert news.until(lambda: looks.append(1), timeout_s=0.5) is None
     assert len(looks) == 3
     assert news.until(lambda: "found", timeout_s=0.0) == "found"
     assert news.until(lambda: None, is_over=lambda: True) is None
@@ -42,5 +42,5 @@ def test_news_and_the_end_come_to_a_thread_that_has_no_pauses() -> None:
 def test_a_pause_doubles_up_to_the_longest() -> None:
     news, looks = News(), list[int]()
     assert news.until(lambda: looks.append(1), pauses_s=(0.001, 0.02), timeout_s=0.1) is None
-    # 0, 1, 3, 7, 15, 31, 51, 71, 91 and 100 ms, or later ones on a busy machine.
-    assert 3 <= len(looks) <= 10
+    # At 0, 1, 3, 7, 15, 31, 51, 71, 91 and 100 ms; fewer on a busy machine.
+    assert 2 <= len(looks) <= 10

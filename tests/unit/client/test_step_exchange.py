@@ -711,16 +711,22 @@ def clocks_of(step: int) -> tuple[int, ...]:
     return (SUPPORTED_MHZ[1 + step % 2],) * 4
 
 
-@pytest.fixture
-def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Rank, list[int]]]:
-    """A rank that is alone, and the steps that it asks for."""
+def rank_alone() -> tuple[Rank, list[int]]:
+    """Return a rank that is alone, and the steps that it asks for."""
     rank, asked = Rank(Meeting(1, 1), 0, 0), list[int]()
 
     def ask(question: StepLoad | StepDeadlines) -> bool:
         asked.append(question.step)
         return True
 
-    monkeypatch.setattr(rank.exchange, "_ask", ask)
+    rank.exchange._ask = ask
+    return rank, asked
+
+
+@pytest.fixture
+def alone() -> Iterator[tuple[Rank, list[int]]]:
+    """The same, started."""
+    rank, asked = rank_alone()
     with running(rank):
         assert rank.exchange._thread.ident is None
         yield rank, asked
@@ -773,6 +779,7 @@ def test_a_question_that_fails_costs_its_step_alone_and_is_told_once(
         raise RuntimeError(f"a signal's handler in step {question.step}")
 
     monkeypatch.setattr(rank.exchange, "_ask", fail)
+    rank.exchange.announce(1, [], None)  # is told for itself
     for step in range(1, 4):
         rank.exchange.announce(step, LIGHT, None)
         rank.begin(step)
@@ -781,8 +788,9 @@ def test_a_question_that_fails_costs_its_step_alone_and_is_told_once(
     assert asked == [4]
     rank.packets.append(StepPlan(4, clocks_of(4)))
     assert rank.clocks(4) == clocks_of(4)
-    (line,) = caplog.messages
-    assert "the next step gets no plan of its own: a signal's handler in step 1" in line
+    of_work, of_question = caplog.messages
+    assert "the work of step 1 is not used" in of_work
+    assert "step 1 gets no plan of its own: a signal's handler in step 1" in of_question
 
 
 def test_a_handler_that_announces_within_a_question_does_not_ask_again(
@@ -828,16 +836,8 @@ def test_steps_that_the_helper_refuses_by_packets_are_not_late(
     assert not caplog.messages
 
 
-def test_a_rank_alone_asks_for_what_was_announced_once_it_starts(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    rank, asked = Rank(Meeting(1, 1), 0, 0), list[int]()
-
-    def ask(question: StepLoad | StepDeadlines) -> bool:
-        asked.append(question.step)
-        return True
-
-    monkeypatch.setattr(rank.exchange, "_ask", ask)
+def test_a_rank_alone_asks_for_what_was_announced_once_it_starts() -> None:
+    rank, asked = rank_alone()
     rank.begin(0)
     rank.exchange.announce(1, LIGHT, None)
     assert asked == []
